@@ -215,7 +215,6 @@ class S3Store:
         threads: int = 8,
         timeout_s: float = 60.0,
         max_attempts: int = 10,
-        retry_wait_scale: float | None = None,
     ) -> None:
         self.bucket = keys.bucketName
         self.endpoint_url = keys.endpointUrl
