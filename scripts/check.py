@@ -1,0 +1,115 @@
+# scripts: runs the checks one after another and says how each went. Starts processes; touches no file itself.
+"""Style, types and tests, in the order of how soon they speak.
+
+    scripts/check                  everything (make test)
+    scripts/check --fast           style, types and the tests that take seconds (make test-fast)
+    scripts/check --only lint      one step: lint, types, fast, slow or heavy
+    scripts/check tests/contract   everything, but only these tests; further arguments go to pytest
+
+Every step runs even when an earlier one failed, and the exit status is 1 if any did. The last line counts the tests of all steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("contract", "worker", "pipelines", "nights", "emulator", "cli", "infra", "benchmarks", "tests", "scripts", "examples")
+STEPS = ("lint", "types", "fast", "slow", "heavy")
+# Two processes for tests that wait or compute a little; one after another for those that measure, or load an engine.
+SELECTIONS = {
+    "fast": ("not slow and not engine and not e2e", ["-n", "2", "--dist", "loadfile"]),
+    "slow": ("slow and not engine and not e2e", []),
+    "heavy": ("engine or e2e", []),
+}
+NO_TESTS = 5  # pytest's exit status when a selection is empty
+
+
+def with_python_files() -> list[str]:
+    return [room for room in ROOMS if any((ROOT / room).rglob("*.py"))]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(command: list[str]) -> int:
+    """Run in the foreground; Ctrl-C reaches the child too, and is waited for."""
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+
+
+def count(report: Path) -> Counter[str]:
+    """Tests of one junit file by what became of them; empty when pytest did not come to write it."""
+    counts: Counter[str] = Counter()
+    if report.exists():
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+            total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+            failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+            counts.update(passed=total - skipped - failed, failed=failed, skipped=skipped)
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Style, types and tests.")
+    parser.add_argument("--fast", action="store_true", help="only style, types and the tests that take seconds")
+    parser.add_argument("--only", choices=STEPS, help="only this step")
+    options, rest = parser.parse_known_args()
+    steps: tuple[str, ...] = STEPS
+    if options.fast:
+        steps = ("lint", "types", "fast")
+    if options.only:
+        steps = (options.only,)
+
+    python, failed, counts = sys.executable, [], Counter[str]()
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    with tempfile.TemporaryDirectory(prefix="nightbatch-check-") as scratch:
+        for step in steps:
+            say(f"\n=== {step}")
+            began = time.monotonic()
+            if step == "lint":
+                status = run([python, "-m", "ruff", "check", *with_python_files()])
+            elif step == "types":
+                status = run([python, "-m", "mypy", *with_python_files()])
+            else:
+                if step == "heavy":
+                    say("building the worker environment first, if it is not there yet (minutes the first time)")
+                    if run([python, "scripts/worker-env"]) != 0:
+                        failed.append("worker environment")
+                        continue
+                expression, arguments = SELECTIONS[step]
+                report = Path(scratch) / f"{step}.xml"
+                status = run([python, "-m", "pytest", "-m", expression, *arguments, f"--junit-xml={report}", "--durations=5", *rest])
+                counts += count(report)
+                if status == NO_TESTS:
+                    say(f"no {step} tests in this selection")
+                    status = 0
+            say(f"=== {step}: {'ok' if status == 0 else f'FAILED (exit {status})'} in {time.monotonic() - began:.0f} s")
+            if status != 0:
+                failed.append(step)
+    tested = sum(counts.values())
+    if failed:
+        say(f"\nfailed: {', '.join(failed)}")
+    if tested:
+        say(f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    elif set(steps) & set(SELECTIONS):
+        say("\nno test ran: the selection is empty")
+        return 1
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
