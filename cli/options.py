@@ -1,0 +1,89 @@
+"""cli: the options that commands share, each said once. Imports Typer only."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Task(StrEnum):
+    """What is done to each row."""
+
+    generate = "generate"
+    embed = "embed"
+
+
+class OnBadRow(StrEnum):
+    """What happens to the run when preflight finds rows that cannot be sent."""
+
+    fail = "fail"
+    skip = "skip"
+
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATASET...", help="JSONL (also .gz, .zst), CSV or Parquet: files, a folder, a glob, or s3://.", show_default=False
+    ),
+]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, or the run's s3:// address.", show_default=False)]
+TaskOption = Annotated[Task, typer.Option("--task", help="What is done to each row.", show_default=False)]
+Model = Annotated[
+    str, typer.Option("--model", metavar="NAME", help="The endpoint's name on the stack, or the model that it serves.", show_default=False)
+]
+Stack = Annotated[str, typer.Option("--stack", metavar="NAME", envvar="NIGHTBATCH_STACK", help="Where it runs; see docs/stacks.md.")]
+Facts = Annotated[
+    Path | None,
+    typer.Option("--facts", metavar="FILE", envvar="NIGHTBATCH_FACTS", help="The stack's facts file.", show_default=False),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="The output, .jsonl or .parquet; errors go beside it.", show_default=False),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt", metavar="TEXT", help="Make a chat message of each row: 'Answer briefly: {question}'.", show_default=False),
+]
+Column = Annotated[
+    str | None, typer.Option("--column", metavar="NAME", help="The column with the text (for embed: 'text').", show_default=False)
+]
+MessagesColumn = Annotated[
+    str | None, typer.Option("--messages-column", metavar="NAME", help="The column with a list of chat messages.", show_default=False)
+]
+IdColumn = Annotated[
+    str | None,
+    typer.Option("--id-column", metavar="NAME", help="The column that names each row; else ids are made.", show_default=False),
+]
+Param = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="KEY=VALUE", help="A field of each request's body, such as top_p=0.9; repeatable.", show_default=False),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, metavar="N", help="Most new tokens a row; the same as --param max_tokens=N.", show_default=False),
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0.0, metavar="T", help="The same as --param temperature=T.", show_default=False)
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, metavar="N", help="Only the first N rows: a paid trial that prices the rest.", show_default=False),
+]
+Budget = Annotated[
+    float | None, typer.Option("--budget", min=0.0, metavar="USD", help="Send nothing that could pass this sum.", show_default=False)
+]
+OnBad = Annotated[OnBadRow, typer.Option("--on-bad-row", help="fail: send nothing; skip: they appear in the errors file.")]
+Pace = Annotated[
+    int | None,
+    typer.Option("--pace", min=1, metavar="N", help="Workers that the run keeps busy; else the plan decides.", show_default=False),
+]
+WebhookUrl = Annotated[
+    str | None,
+    typer.Option("--webhook-url", metavar="URL", help="A public address that forwards to this machine's receiver.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout at the end.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Collect what is there although the run is not complete.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and its price, send nothing.")]

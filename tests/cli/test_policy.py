@@ -1,0 +1,150 @@
+"""The one error policy: exit codes, sentences, and no secret in either."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli import policy
+from contract import errors
+
+
+def end_of(function: Callable[..., int | None], **kwargs: object) -> int:
+    """The exit code that the guarded command ends with."""
+
+    def command(json_output: bool = False) -> int | None:
+        return function()
+
+    with pytest.raises(typer.Exit) as caught:
+        policy.guarded(command)(**kwargs)  # type: ignore[arg-type]
+    return int(caught.value.exit_code)
+
+
+def failing(error: BaseException) -> Callable[[], int]:
+    def command() -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UsageError("no."), 2),
+        (errors.DatasetError("no."), 2),
+        (errors.PlanMismatch("no."), 2),
+        (errors.StoreUnavailable("no."), 3),
+        (errors.EndpointAuth("no."), 3),
+        (errors.Stalled("no."), 3),
+        (errors.EmulatorError("no."), 3),
+        (errors.VerifyFailed("no."), 1),
+        (errors.BudgetReached("no."), 4),
+        (errors.DeadlineReached("no."), 4),
+        (errors.Interrupted("no."), 130),
+        (KeyboardInterrupt(), 130),
+        (ValueError("what?"), 3),
+        (ExceptionGroup("tasks", [errors.UsageError("no.")]), 2),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_every_branch_of_the_error_tree_has_its_exit_code(
+    error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTBATCH_HOME", str(tmp_path))
+    assert end_of(failing(error)) == code
+
+
+def test_success_is_zero_and_a_command_can_say_otherwise() -> None:
+    assert end_of(lambda: None) == 0
+    assert end_of(lambda: 1) == 1
+
+
+def test_a_mistake_of_the_user_is_one_sentence_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    error = errors.UsageError("is not a number.", where="--param top_p=x", fix="Give a number.")
+    assert end_of(failing(error)) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "nightbatch: --param top_p=x: is not a number. Give a number.\n"
+    assert captured.out == ""
+
+
+def test_every_bad_row_is_listed_and_the_rest_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [errors.BadRow("in.jsonl", line, "not_json", "not JSON") for line in range(1, 71)]
+    assert end_of(failing(errors.DatasetError("1,000 rows cannot be sent.", bad_rows=rows, total=1000))) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "in.jsonl:1: not JSON"
+    assert lines[49] == "in.jsonl:50: not JSON"
+    assert lines[50] == "... and 950 more"
+    assert lines[51] == "nightbatch: 1,000 rows cannot be sent."
+
+
+def test_with_json_an_error_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [errors.BadRow("in.jsonl", 3, "duplicate_id", "the id 'a' is also on line 1")]
+    assert end_of(failing(errors.DatasetError("1 row cannot be sent.", bad_rows=rows)), json_output=True) == 2
+    record = json.loads(capsys.readouterr().out)
+    assert record["state"] == "error"
+    assert record["exit_code"] == 2
+    assert record["error"] == "1 row cannot be sent."
+    assert record["details"] == ["in.jsonl:3: the id 'a' is also on line 1"]
+
+
+def test_an_unexpected_error_names_its_log_and_hides_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NIGHTBATCH_HOME", str(tmp_path))
+    monkeypatch.setenv("RUNPOD_API_KEY", "rpa_ABCDEFGH12345678")
+    assert end_of(failing(KeyError("Authorization: Bearer rpa_ABCDEFGH12345678"))) == 3
+    message = capsys.readouterr().err
+    (log,) = (tmp_path / "logs").iterdir()
+    assert str(log) in message
+    assert "Traceback" not in message
+    assert "Traceback" in log.read_text()
+    assert "rpa_ABCDEFGH12345678" not in message + log.read_text()
+
+
+def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        policy.session.run = "r1"
+        policy.session.resume = "nightbatch resume r1"
+        raise KeyboardInterrupt
+
+    assert end_of(command) == 130
+    assert "nightbatch resume r1" in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_command_as_an_interruption() -> None:
+    code = (
+        "import os, signal, time\nfrom cli.policy import guarded\nimport typer\n"
+        "@guarded\ndef command(): print('ready', flush=True); signal.pause(); return 0\n"
+        "try: command()\nexcept typer.Exit as e: raise SystemExit(e.exit_code)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = (
+        "import typer\nfrom cli.policy import guarded\n"
+        "@guarded\ndef command():\n    for i in range(100000): print('x' * 80)\n    return 0\n"
+        "try: command()\nexcept typer.Exit as e: raise SystemExit(e.exit_code)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait(timeout=30) == 0
+    assert err == ""
