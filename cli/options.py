@@ -26,7 +26,7 @@ class OnBadRow(StrEnum):
 Paths = Annotated[
     list[str],
     typer.Argument(
-        metavar="DATASET...", help="JSONL (also .gz, .zst), CSV or Parquet: files, a folder, a glob, or s3://.", show_default=False
+        metavar="DATASET", help="JSONL (also .gz, .zst), CSV or Parquet: files, a folder, a glob, or s3://.", show_default=False
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, or the run's s3:// address.", show_default=False)]

@@ -1,0 +1,82 @@
+"""The command line's surface: quick, plain, and documented as it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {
+    "aiohttp",
+    "apsw",
+    "boto3",
+    "botocore",
+    "numpy",
+    "pyarrow",
+    "rich",
+    "zstandard",
+    "msgspec",
+    "runpod",
+    "pipelines",
+    "emulator",
+    "contract",
+}
+COMMANDS = ("run", "plan", "submit", "resume", "status", "collect", "verify", "cancel", "runs", "version")
+
+
+def nightbatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", *arguments],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_comes_in_less_than_three_tenths_of_a_second() -> None:
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        assert nightbatch("--help").returncode == 0
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.3
+
+
+def test_help_imports_nothing_heavy_and_no_other_room() -> None:
+    code = "import sys\nimport cli.app\nprint(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
+    loaded = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
+    assert not HEAVY & set(loaded)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "local up", "local down", "local status"])
+def test_every_command_explains_itself_in_plain_text(command: str) -> None:
+    done = nightbatch(*command.split(), "--help", COLUMNS="80")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: nightbatch {command} ")
+    assert done.stdout.isascii()  # no boxes, no colours
+    assert "--json" in done.stdout
+
+
+def test_the_documentation_is_what_help_says() -> None:
+    from cli.docs import page
+
+    assert (ROOT / "docs/cli.md").read_text() == page(), "run make docs"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("frobnicate",), ("run",), ("run", "x.jsonl", "--task", "dance", "--model", "m"), ("run", "x.jsonl", "--nonsense"), ("status",)],
+)
+def test_wrong_usage_ends_with_two_and_a_sentence(arguments: tuple[str, ...]) -> None:
+    done = nightbatch(*arguments)
+    assert done.returncode == 2
+    assert "Error" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
