@@ -1,0 +1,485 @@
+"""emulator: the whole of it, as a library: `async with Emulator(config) as emulator: ...`.
+
+May touch: everything in this room. Wires the pieces together, keeps the one loop that lets time pass, and writes facts.json for clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+from aiohttp import web
+
+from contract.errors import EmulatorError, UsageError
+from contract.facts import EndpointFacts, LocalFile, Stack, StackFacts, StackSecrets, StoreFacts
+from emulator.billing import Bill, Meter
+from emulator.broker import Broker
+from emulator.clock import Clock, RealClock
+from emulator.config import EmulatorConfig, EndpointConfig
+from emulator.faults import Seam
+from emulator.jobs import Job, Status
+from emulator.launch import ProcessLauncher
+from emulator.limits import RateLimiter
+from emulator.s3 import KeyPair, SeaweedS3, find_weed
+from emulator.scripted import Script, ScriptedLauncher
+from emulator.server import Endpoint, Server
+from emulator.state import State, WorkerBill
+from emulator.webhooks import WebhookSender
+from emulator.workers import Fleet, Launcher, Worker, WorkerState
+
+log = logging.getLogger("nightbatch.emulator")
+
+FACTS: Final = "facts.json"
+METER_SAVE_S: Final = 2.0
+"""How often running meters are saved, in seconds of the clock: what kill -9 can lose of a bill."""
+
+Progress = Callable[[str], None]
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a state directory keeps of itself, so that URLs and keys stay the same over restarts (identity.json, mode 0600)."""
+
+    api_key: str
+    worker_key: str
+    s3_access: str
+    s3_secret: str
+    worker_s3_access: str
+    worker_s3_secret: str
+    port: int = 0
+    s3_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker, as it is now."""
+
+    id: str
+    state: WorkerState
+    version: int
+    pid: int | None
+    jobs: tuple[str, ...]
+    billed_s: int
+    unhealthy: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """One endpoint, as it is now. `bill` counts all workers since the state directory was made."""
+
+    name: str
+    id: str
+    workers: tuple[WorkerView, ...]
+    queued: int
+    in_progress: int
+    completed: int
+    failed: int
+    retried: int
+    bill: Bill
+
+    def count(self, state: WorkerState) -> int:
+        return sum(1 for worker in self.workers if worker.state is state)
+
+
+class Emulator:
+    """RunPod and S3 on this machine.
+
+    `scripted`: scripts of workers, by endpoint name, for endpoints without a command. `clock`: real time unless given. `progress` is told
+    what is being waited for. After `start`, `base_url`, `api_key`, `s3`, `seam`, `endpoint(name)` and `stack()` are what a client needs.
+    """
+
+    def __init__(
+        self,
+        config: EmulatorConfig,
+        *,
+        scripted: Mapping[str, Script] | None = None,
+        clock: Clock | None = None,
+        progress: Progress = lambda text: None,
+    ) -> None:
+        self.config = config
+        self.clock: Clock = clock if clock is not None else RealClock()
+        self.seam = Seam(self.clock)
+        self.s3: SeaweedS3 | None = None
+        self.server: Server
+        self.webhooks: WebhookSender
+        self._scripted = dict(scripted or {})
+        self._progress = progress
+        self._directory = Path(config.state_dir)
+        self._endpoints: dict[str, Endpoint] = {}
+        self._launchers: dict[str, ScriptedLauncher] = {}
+        self._runner: web.AppRunner | None = None
+        self._state: State | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._port = 0
+        self._identity: Identity
+        self._meters_saved = 0.0
+        self.failed: asyncio.Future[None]
+        """Gets an exception if the emulator's own loop breaks; never a result."""
+        unknown = set(self._scripted) - {endpoint.name for endpoint in config.endpoints}
+        if unknown:
+            raise UsageError(f"There is a script for {', '.join(sorted(unknown))}, but no such endpoint.")
+
+    # --- what a client needs --------------------------------------------------------------------------------------
+
+    @property
+    def base_url(self) -> str:
+        """The data plane: `…/v2`, as RUNPOD_ENDPOINT_BASE_URL has it."""
+        return f"http://{self.config.host}:{self._port}/v2"
+
+    @property
+    def api_key(self) -> str:
+        return self._identity.api_key
+
+    @property
+    def worker_key(self) -> str:
+        """Opens the worker plane only."""
+        return self._identity.worker_key
+
+    def endpoint(self, name: str) -> EndpointView:
+        """What an endpoint (by name or id) is doing now."""
+        endpoint = self._find(name)
+        broker, fleet = endpoint.broker, endpoint.fleet
+        now = self.clock.time()
+        return EndpointView(
+            name=fleet.endpoint.name,
+            id=broker.endpoint,
+            workers=tuple(
+                WorkerView(
+                    id=worker.id,
+                    state=worker.state,
+                    version=worker.version,
+                    pid=None if worker.handle is None else worker.handle.pid,
+                    jobs=tuple(sorted(broker.held(worker.id))),
+                    billed_s=worker.meter.at(now).billed_s,
+                    unhealthy=worker.unhealthy,
+                )
+                for worker in fleet.workers
+            ),
+            queued=broker.count(Status.IN_QUEUE),
+            in_progress=broker.count(Status.IN_PROGRESS),
+            completed=broker.completed,
+            failed=broker.failed,
+            retried=broker.retried,
+            bill=fleet.bill(),
+        )
+
+    def scripted(self, name: str) -> ScriptedLauncher:
+        """The scripted workers of an endpoint."""
+        return self._launchers[name]
+
+    def log_path(self, endpoint: str, worker: str) -> Path:
+        """The log of a worker process."""
+        return self._directory / "logs" / self._find(endpoint).fleet.endpoint.name / f"{worker}.log"
+
+    def facts(self) -> StackFacts:
+        """What the pipeline needs to know. Raises EmulatorError without S3."""
+        if self.s3 is None:
+            raise EmulatorError("This emulator runs without S3, so it is not a stack.", fix="Set s3 in its configuration.")
+        return StackFacts(
+            stack=self.config.stack,
+            api_url=self.base_url,
+            store=StoreFacts(bucket=self.config.bucket, endpoint_url=self.s3.endpoint_url),
+            endpoints=tuple(_endpoint_facts(endpoint.fleet.endpoint) for endpoint in self._endpoints.values()),
+        )
+
+    def stack(self) -> Stack:
+        """Facts and secrets together."""
+        facts = self.facts()
+        assert self.s3 is not None
+        return Stack(facts, StackSecrets(self.api_key, self.s3.client_config, self.s3.worker_config))
+
+    def configure(self, name: str, **changes: Any) -> None:
+        """Change settings of an endpoint while it runs. Raises UsageError naming the field."""
+        fleet = self._find(name).fleet
+        values = {**msgspec.structs.asdict(fleet.endpoint), **changes}
+        try:
+            changed = msgspec.convert(values, EndpointConfig)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"The settings cannot be changed so: {error}.", where=f"endpoint {name}") from None
+        if (changed.name, changed.id) != (fleet.endpoint.name, fleet.endpoint.id):
+            raise UsageError("An endpoint's name and id stay as they are.", where=f"endpoint {name}")
+        fleet.update(changed)
+        self._find(name).broker.settings = self.config.broker_settings(changed)
+        self._write_facts()
+
+    # --- start and stop -------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start everything and return when it answers. What was running in this state directory goes on."""
+        if self.config.s3:
+            find_weed()
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(graceful=False)
+            raise
+
+    async def _start(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.failed = asyncio.get_running_loop().create_future()
+        self.failed.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._state = State(self._directory / "state.sqlite")
+        (self._directory / FACTS).unlink(missing_ok=True)
+        self._identity = self._read_identity()
+        if self.config.api_key is not None:
+            self._identity = msgspec.structs.replace(self._identity, api_key=self.config.api_key)
+        self.webhooks = WebhookSender(self._state, self.clock, self.seam, self.config.webhook_retries_s, self.config.webhook_states)
+        listener = _listen(self.config.host, self.config.port or self._identity.port, fixed=self.config.port != 0)
+        self._port = listener.getsockname()[1]
+        self._make_endpoints()
+        self.server = Server(
+            {endpoint.broker.endpoint: endpoint for endpoint in self._endpoints.values()},
+            clock=self.clock,
+            seam=self.seam,
+            state=self._state,
+            api_key=self.api_key,
+            worker_key=self.worker_key,
+            long_poll_s=self.config.long_poll_s,
+            edge_timeout_s=self.config.edge_timeout_s,
+            forwarded=self.config.forwarded_fields,
+            admin=self.report,
+            reconfigure=lambda name, changes: self.configure(name, **changes),
+        )
+        # a worker that hangs up while it waits must not be handed a job: its poll ends with its connection
+        self._runner = web.AppRunner(self.server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener, backlog=512).start()
+        await self.webhooks.start()
+        if self.config.s3:
+            await self._start_s3()
+        self._write_identity()
+        self._write_facts()
+        self._ticker = asyncio.create_task(self._tick(), name="emulator ticks")
+        self._ticker.add_done_callback(self._ticker_ended)
+        self._progress("ready")
+
+    async def stop(self, graceful: bool = True) -> None:
+        """Stop everything: workers first, who may still post what they have, then the server, S3 and the state."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        (self._directory / FACTS).unlink(missing_ok=True)
+        await asyncio.gather(*(endpoint.fleet.close(graceful) for endpoint in self._endpoints.values()))
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if hasattr(self, "webhooks"):
+            await self.webhooks.close()
+        if self.s3 is not None:
+            await self.s3.stop()
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+
+    def report(self) -> dict[str, Any]:
+        """Everything that `nightbatch local status` shows, as plain data, without secrets."""
+        return {
+            "stack": self.config.stack,
+            "pid": os.getpid(),
+            "base_url": self.base_url,
+            "s3": None if self.s3 is None else {"endpoint_url": self.s3.endpoint_url, "bucket": self.s3.bucket},
+            "webhooks": {"delivered": self.webhooks.delivered, "given_up": self.webhooks.given_up},
+            "endpoints": [msgspec.to_builtins(self.endpoint(name)) for name in self._endpoints],
+        }
+
+    # --- inside: what the broker and the fleet tell ---------------------------------------------------------------
+
+    def saved(self, job: Job) -> None:
+        if self._state is not None:
+            self._state.job_saved(job)
+
+    def deleted(self, job: Job) -> None:
+        if self._state is not None:
+            self._state.job_deleted(job.id)
+
+    def finished(self, job: Job) -> None:
+        self.webhooks.job_finished(job)
+
+    def counted(self, endpoint: str, completed: int, failed: int, retried: int) -> None:
+        if self._state is not None:
+            self._state.counters_saved(endpoint, completed, failed, retried)
+
+    def _metered(self, endpoint: str, worker: Worker, meter: Meter) -> None:
+        if self._state is not None:
+            self._state.worker_saved(
+                WorkerBill(worker.id, endpoint, meter.startup_s, meter.execution_s, meter.idle_s, worker.handle is None)
+            )
+
+    # --- inside: the parts ----------------------------------------------------------------------------------------
+
+    def _find(self, name: str) -> Endpoint:
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
+            found = [e for e in self._endpoints.values() if e.broker.endpoint == name]
+            if not found:
+                raise UsageError(f"There is no endpoint {name}.", fix=f"There are: {', '.join(self._endpoints) or 'none'}.")
+            endpoint = found[0]
+        return endpoint
+
+    def _make_endpoints(self) -> None:
+        assert self._state is not None
+        now = self.clock.time()
+        earlier: dict[str, Bill] = {}
+        prices = {endpoint.name: endpoint for endpoint in self.config.endpoints}
+        for bill in self._state.workers():
+            if (config := prices.get(bill.endpoint)) is not None:
+                meter = Meter(startup_s=bill.startup_s, execution_s=bill.execution_s, idle_s=bill.idle_s)
+                earlier[bill.endpoint] = earlier.get(bill.endpoint, Bill()).plus(meter, config.usd_per_s, config.gpu_count)
+        jobs: dict[str, list[Job]] = {}
+        for job in self._state.jobs():
+            jobs.setdefault(job.endpoint, []).append(job)
+        counters = self._state.counters()
+        for config in self.config.endpoints:
+            name = config.name
+            fleet = Fleet(
+                config,
+                self.clock,
+                self._launcher(config),
+                lambda worker, name=name: self._metered(name, worker, worker.meter),  # type: ignore[misc]
+                earlier.get(name, Bill()),
+            )
+            broker = Broker(config.endpoint_id, self.config.broker_settings(config), self, fleet)
+            broker.completed, broker.failed, broker.retried = counters.get(broker.endpoint, (0, 0, 0))
+            broker.restore(jobs.get(broker.endpoint, ()), now)
+            fleet.broker = broker
+            self._endpoints[name] = Endpoint(broker, fleet, RateLimiter(self.config.limits, self.config.requests_per_worker))
+
+    def _launcher(self, endpoint: EndpointConfig) -> Launcher | None:
+        script = self._scripted.get(endpoint.name)
+        if script is not None:
+            launcher = ScriptedLauncher(script, self.base_url, self.worker_key, self.clock)
+            self._launchers[endpoint.name] = launcher
+            return launcher
+        if not endpoint.command:
+            return None
+        return ProcessLauncher(
+            self._directory,
+            self.base_url,
+            self.worker_key,
+            ping_interval_ms=self.config.ping_interval_ms,
+            grace_s=self.config.stop_grace_s,
+        )
+
+    async def _start_s3(self) -> None:
+        self._progress("starting the S3 server")
+        identity = self._identity
+        self.s3 = SeaweedS3(
+            self._directory / "s3",
+            self.config.bucket,
+            KeyPair(identity.s3_access, identity.s3_secret),
+            KeyPair(identity.worker_s3_access, identity.worker_s3_secret),
+            identity.s3_ports,
+        )
+        await self.s3.start()
+
+    async def _tick(self) -> None:
+        while True:
+            now = self.clock.time()
+            for endpoint in self._endpoints.values():
+                endpoint.broker.tick(now)
+                endpoint.fleet.reconcile()
+            if now - self._meters_saved >= METER_SAVE_S:
+                self._meters_saved = now
+                for name, endpoint in self._endpoints.items():
+                    for worker in endpoint.fleet.workers:
+                        if not worker.external:
+                            self._metered(name, worker, worker.meter.at(now))
+            await self.clock.sleep(self.config.tick_s)
+
+    def _ticker_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
+            log.critical("the emulator's loop broke: %r", error)
+            self.failed.set_exception(EmulatorError(f"The emulator's own loop broke: {error!r}."))
+
+    # --- inside: files --------------------------------------------------------------------------------------------
+
+    def _read_identity(self) -> Identity:
+        path = self._directory / "identity.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Identity)
+        except FileNotFoundError:
+            pass
+        except msgspec.DecodeError as error:
+            raise EmulatorError(f"not readable ({error}).", where=str(path), fix="Delete it to begin anew.") from None
+        return Identity(
+            api_key=f"rpa_{secrets.token_hex(20).upper()}",
+            worker_key=f"wrk_{secrets.token_hex(20).upper()}",
+            s3_access=f"user_{secrets.token_hex(10)}",
+            s3_secret=f"rps_{secrets.token_hex(24)}",
+            worker_s3_access=f"user_{secrets.token_hex(10)}",
+            worker_s3_secret=f"rps_{secrets.token_hex(24)}",
+        )
+
+    def _write_identity(self) -> None:
+        ports = self._identity.s3_ports if self.s3 is None else self.s3.ports
+        self._identity = msgspec.structs.replace(self._identity, port=self._port, s3_ports=ports)
+        write_private(self._directory / "identity.json", msgspec.json.encode(self._identity))
+
+    def _write_facts(self) -> None:
+        if self.s3 is None:
+            return
+        stack = self.stack()
+        local = LocalFile(
+            facts=stack.facts, api_key=stack.secrets.api_key, s3=stack.secrets.s3, worker_s3=stack.secrets.worker_s3, pid=os.getpid()
+        )
+        write_private(self._directory / FACTS, msgspec.json.format(msgspec.json.encode(local), indent=2) + b"\n")
+
+
+def _endpoint_facts(endpoint: EndpointConfig) -> EndpointFacts:
+    return EndpointFacts(
+        name=endpoint.name,
+        id=endpoint.endpoint_id,
+        model=endpoint.model or endpoint.name,
+        tasks=endpoint.tasks,
+        gpu=endpoint.gpu_pool,
+        gpu_count=endpoint.gpu_count,
+        usd_per_second=endpoint.usd_per_s * endpoint.gpu_count,
+        workers_min=endpoint.workers_min,
+        workers_max=endpoint.workers_max,
+        scaler=endpoint.scaler,
+        scaler_value=endpoint.scaler_value,
+        shards_per_worker=endpoint.concurrency,
+        idle_timeout_s=endpoint.idle_timeout_s,
+        execution_timeout_s=endpoint.execution_timeout_ms / 1000,
+        cold_start_s=endpoint.cold_start_s,
+        max_model_len=endpoint.max_model_len,
+        image=endpoint.image,
+    )
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file in one step; only its owner may read it (mode 0600)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+    os.replace(fresh, path)
+
+
+def _listen(host: str, port: int, *, fixed: bool) -> socket.socket:
+    """A listening address: `port` if it can be had, else (unless it is fixed) any."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        if fixed:
+            listener.close()
+            what = f"Port {port} cannot be used: {error.strerror}."
+            raise EmulatorError(what, where=host, fix="Choose another, or 0 for any.") from error
+        listener.bind((host, 0))
+    return listener
