@@ -1,0 +1,42 @@
+"""worker/engine: from settings to a running engine. Sets what vLLM reads from the environment, then imports it inside the engine.
+
+The CPU defaults are measured (docs/worker.md): eager, because compiling gains nothing; no chunked prefill, because a seeded prompt that is
+split over two steps kills the engine; a small share of memory, because the start-up check counts free memory that the page cache uses;
+one GiB of key-value cache, because vLLM otherwise takes half of the machine; float32, so that batches do not change a greedy answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+from worker.engine.thread import ThreadedEngine
+from worker.models import resolve
+from worker.settings import Settings
+
+ENVIRONMENT: Final = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TOKENIZERS_PARALLELISM": "true",
+}
+CPU_ARGS: Final[dict[str, Any]] = {
+    "enforce_eager": True,
+    "enable_chunked_prefill": False,
+    "gpu_memory_utilization": 0.3,
+    "dtype": "float32",
+}
+
+
+def launch(settings: Settings, environ: MutableMapping[str, str] = os.environ) -> ThreadedEngine:
+    """Load the model and start its thread; takes seconds to minutes. Whatever vLLM raises while loading comes out."""
+    folder = resolve(settings.model, environ)
+    for name, value in ENVIRONMENT.items():
+        environ.setdefault(name, value)
+    from worker.engine.vllm_core import VllmCore, on_cpu
+
+    arguments = {"model": folder, **(CPU_ARGS if on_cpu() else {}), **settings.engine_args}
+    return ThreadedEngine(VllmCore(settings.kind, arguments, settings.served_name))
