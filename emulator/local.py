@@ -87,10 +87,14 @@ def default_config(
     """Endpoints `minilm` (embed) and `smollm2` (generate), whose workers are this project's own (`-m worker`).
 
     `worker_python`: of the environment that has vLLM. `code`: the folder that holds contract/ and worker/. `minilm`, `smollm2`: model
-    names or folders as the worker understands NIGHTBATCH_MODEL. `worker_env`: added to both. One worker each at most: this machine has no GPUs to
-    spread over. An idle worker stays a minute, since a cold start costs more than that on a CPU; its seconds are billed as they would be.
+    names or folders as the worker understands NIGHTBATCH_MODEL. `worker_env`: added to both. One worker each at most: this machine has
+    no GPUs to spread over. An idle worker stays a minute, since a cold start costs more than that on a CPU; its seconds are billed as
+    they would be. Workers share the user's cache ($NIGHTBATCH_CACHE), although their home is in the state directory.
     """
-    env = {"PYTHONPATH": str(code), **(worker_env or {})}
+    cache = os.environ.get("NIGHTBATCH_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "nightbatch"
+    )
+    env = {"PYTHONPATH": str(code), "NIGHTBATCH_CACHE": cache, **(worker_env or {})}
     command = (str(worker_python), "-m", "worker")
 
     def endpoint(name: str, model: str, task: Literal["embed", "generate"]) -> EndpointConfig:
