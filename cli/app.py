@@ -231,13 +231,11 @@ def version(json_output: o.Json = False) -> int:
 
 @local.command("up", short_help="Start it in the background.")
 @guarded
-def local_up(
-    json_output: o.Json = False,
-) -> int:
+def local_up(models: o.LocalModels = None, json_output: o.Json = False) -> int:
     """Start the emulator and its S3 server in the background; ready when this command returns."""
     from cli import local as machine
 
-    return machine.up()
+    return machine.up(models or [])
 
 
 @local.command("down", short_help="Stop it and all that it started.")

@@ -87,3 +87,12 @@ WebhookUrl = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout at the end.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Collect what is there although the run is not complete.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and its price, send nothing.")]
+LocalModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="[TASK:]NAME",
+        help="Serve this model too (a hub name or a folder), such as embed:intfloat/e5-small; repeatable.",
+        show_default=False,
+    ),
+]

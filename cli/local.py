@@ -1,0 +1,187 @@
+"""cli: `nightbatch local`: the emulator with this project's own workers, in the background. Calls emulator.local, prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.output import emit, say
+from cli.policy import session
+
+if TYPE_CHECKING:
+    from emulator.config import EmulatorConfig, EndpointConfig
+    from emulator.local import LocalStatus
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMED = {"minilm": "embed", "smollm2": "generate"}
+"""The models that every local stack serves; more come through --model."""
+
+
+def up(models: Sequence[str] = ()) -> int:
+    """Start it, or say that it runs. Everything that a worker would need minutes for is done here, before it could be billed."""
+    from contract.errors import UsageError
+    from emulator import local
+
+    directory = local.local_dir()
+    if local.running(directory) is None:
+        python = worker_python()
+        config = with_models(local.default_config(directory, worker_python=python, code=ROOT, worker_env=worker_environment()), models)
+        for endpoint in config.endpoints:
+            prepare(python, endpoint.model)
+    else:
+        config = local.default_config(directory, worker_python=sys.executable, code=ROOT)
+    status = local.up(config, on_progress=say)
+    have = {(found.name, found.model) for found in local.stack(directory).facts.endpoints}
+    lacking = [model for model in models if not any(parse_model(model)[0] in pair for pair in have)]
+    if lacking:
+        raise UsageError(
+            f"the local stack runs already, without {', '.join(lacking)}.", fix="Stop it (nightbatch local down), then start it again."
+        )
+    return show(status)
+
+
+def down() -> int:
+    """Stop it, and say whether there was one."""
+    from emulator import local
+
+    stopped = local.down(local.local_dir(), on_progress=say)
+    if session.json_output:
+        emit({"state": "stopped", "was_running": stopped})
+    else:
+        print("stopped" if stopped else "the local stack was not running")
+    return 0
+
+
+def status() -> int:
+    """What runs."""
+    from emulator import local
+
+    return show(local.status(local.local_dir()))
+
+
+def show(status: LocalStatus) -> int:
+    """Print a status, with the endpoints' models and prices where the stack is up. Always 0: a stopped stack is no error."""
+    import msgspec
+
+    from emulator import local
+
+    record: dict[str, Any] = msgspec.to_builtins(status)
+    if status.state == "running":
+        facts = {endpoint.name: endpoint for endpoint in local.stack(local.local_dir()).facts.endpoints}
+        for endpoint in record["endpoints"]:
+            found = facts[endpoint["name"]]
+            endpoint |= {"model": found.model, "tasks": list(found.tasks), "usd_per_second": found.usd_per_second}
+    if session.json_output:
+        emit(record)
+        return 0
+    if status.state != "running":
+        print(f"the local stack is {status.state}" + ("" if status.state == "starting" else "; start it with: nightbatch local up"))
+        return 0
+    print(f"the local stack is running (process {status.pid})")
+    print(f"  RunPod   {status.api_url}")
+    print(f"  S3       {status.s3_url}, bucket {status.bucket}")
+    print(f"  log      {status.log}")
+    for endpoint in record["endpoints"]:
+        workers = ", ".join(f"{count} {state}" for state, count in sorted(endpoint["workers"].items())) or "no workers"
+        print(
+            f"  {endpoint['name']:<8} {', '.join(endpoint['tasks'])} with {endpoint['model']}: {workers}; {endpoint['queued']} queued, "
+            f"{endpoint['in_progress']} running, {endpoint['completed']} done, {endpoint['failed']} failed; "
+            f"{endpoint['billed_s']} s billed, ${endpoint['usd']:.5f}"
+        )
+    return 0
+
+
+# --- workers and models --------------------------------------------------------------------------------------------------------------
+
+
+def worker_python(environ: Mapping[str, str] = os.environ) -> Path:
+    """The Python that has vLLM: NIGHTBATCH_WORKER_PYTHON, else the one that scripts/worker-env builds and prints."""
+    from contract.errors import InfrastructureError, UsageError
+
+    if named := environ.get("NIGHTBATCH_WORKER_PYTHON"):
+        if not os.access(named, os.X_OK):
+            raise UsageError("is not a program.", where=f"NIGHTBATCH_WORKER_PYTHON={named}")
+        return Path(named)
+    script = ROOT / "scripts" / "worker-env"
+    if not script.exists():
+        raise UsageError(
+            "the local stack needs the worker's environment, which this installation cannot build.",
+            fix="Use a clone of the project, or name a Python that has vLLM in NIGHTBATCH_WORKER_PYTHON.",
+        )
+    done = subprocess.run([sys.executable, str(script)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise InfrastructureError("the worker's environment could not be built.", where="scripts/worker-env", fix="Its message is above.")
+    return Path(done.stdout.strip())
+
+
+def cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where environments and models are kept: the same folder as the scripts use."""
+    base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightbatch"
+    return Path(environ["NIGHTBATCH_CACHE"]) if environ.get("NIGHTBATCH_CACHE") else base
+
+
+def worker_environment() -> dict[str, str]:
+    """What workers of the local stack need beside their model: the shared caches, since their home is an empty folder."""
+    return {"NIGHTBATCH_CACHE": str(cache().absolute()), "VLLM_CACHE_ROOT": str(cache().absolute() / "vllm")}
+
+
+def prepare(python: Path, model: str) -> None:
+    """Make the model's folder now if it has to be made, so that no worker does it on the clock."""
+    from contract.errors import UsageError
+
+    done = subprocess.run(
+        [str(python), "-m", "worker.models", "resolve", model],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UsageError(f"the model cannot be used ({last}).", where=f"--model {model}")
+
+
+def parse_model(text: str) -> tuple[str, str]:
+    """`NAME` or `TASK:NAME` as (model, task). A model that is not one of ours generates unless it is said to embed."""
+    task, colon, name = text.partition(":")
+    if colon and task in ("generate", "embed"):
+        return name, task
+    return text, NAMED.get(text, "generate")
+
+
+def with_models(config: EmulatorConfig, models: Sequence[str]) -> EmulatorConfig:
+    """The configuration with an endpoint more for each model: a hub name or a folder."""
+    import msgspec
+
+    endpoints = list(config.endpoints)
+    for text in models:
+        model, task = parse_model(text)
+        model = str(Path(model).expanduser().resolve()) if Path(model).expanduser().is_dir() else model
+        if any(model in (endpoint.name, endpoint.model) for endpoint in endpoints):
+            continue
+        like = config.endpoints[0]
+        added: EndpointConfig = msgspec.structs.replace(
+            like,
+            name=endpoint_name(model, {endpoint.name for endpoint in endpoints}),
+            model=model,
+            tasks=(task,),
+            env={**like.env, "NIGHTBATCH_MODEL": model, "NIGHTBATCH_TASK": task},
+        )
+        endpoints.append(added)
+    return msgspec.structs.replace(config, endpoints=tuple(endpoints))
+
+
+def endpoint_name(model: str, taken: set[str]) -> str:
+    """A short name of what an endpoint may be called, made from the last part of the model's name."""
+    base = re.sub(r"[^A-Za-z0-9_-]+", "-", model.rstrip("/").rpartition("/")[2]).strip("-_").lower()[:48] or "model"
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name

@@ -1,0 +1,188 @@
+# scripts: the demonstration. Starts the command line as a person would; writes below out/demo; leaves no process behind.
+"""Nightbatch on this machine: real text, real vLLM on the CPU, the unmodified RunPod SDK worker, a real S3 server. No GPU, no account.
+
+    scripts/demo            embed 2,400 definitions, then answer 248 questions (make demo)
+    scripts/demo --quick    the same with 200 and 20 rows
+
+The local stack of this demonstration lives in out/demo/state and is stopped at the end; one that you started yourself is not touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "out" / "demo"
+STATE = OUT / "state"
+PROMPT = "Answer briefly: {question}"
+NEW_TOKENS = 24
+STOP_SECONDS = 60
+
+
+class Failed(Exception):
+    """One sentence; what the command itself said is on the screen already."""
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def heading(text: str) -> None:
+    say(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n== {text}")
+
+
+def nightbatch(*arguments: str, record: bool = True, timeout: float = 900) -> dict[str, Any]:
+    """Run one command of the command line; its progress goes to the screen, its one JSON object comes back."""
+    shown = " ".join(f"'{part}'" if " " in part else part for part in arguments)
+    say(f"$ ./nightbatch {shown}")
+    command = [sys.executable, "-P", "-m", "cli", *arguments, *(["--json"] if record else [])]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=timeout)
+    if done.returncode != 0:
+        raise Failed(f"`nightbatch {arguments[0]}` ended with exit code {done.returncode}.\n{done.stdout.strip()}")
+    return json.loads(done.stdout) if record else {}
+
+
+def inputs(quick: bool) -> tuple[Path, Path, tuple[str, ...], tuple[str, ...]]:
+    """The two example files and their limits."""
+    limits = (("--limit", "200"), ("--limit", "20")) if quick else ((), ())
+    return ROOT / "examples/texts.jsonl", ROOT / "examples/questions.csv", *limits
+
+
+def worker_environment() -> None:
+    """Build the worker's environment, with its own progress on the screen."""
+    command = [sys.executable, "scripts/worker-env"]
+    if subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True).returncode == 0:
+        say("the worker environment (vLLM on CPU) is there")
+        return
+    say("building the worker environment: vLLM, PyTorch and two small models. Minutes the first time, never again for this lock.")
+    began = time.monotonic()
+    if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode != 0:
+        raise Failed("the worker environment could not be built; the message is above.")
+    say(f"built in {time.monotonic() - began:.0f} s")
+
+
+def relative(name: str | None) -> str:
+    """A path as a person in this folder would type it."""
+    if not name:
+        return "none"
+    path = Path(name)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else name
+
+
+def table(runs: list[tuple[str, dict[str, Any]]], price: float) -> list[str]:
+    """The summary, one column a run."""
+
+    def number(value: Any) -> str:
+        return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if isinstance(value, float) else str(value)
+
+    def seconds(key: str) -> list[str]:
+        return [f"{run['phases'][key]:.1f}" for _, run in runs]
+
+    rows = [
+        ("rows", [number(run["rows"]) for _, run in runs]),
+        ("ok", [number(run["ok"]) for _, run in runs]),
+        ("failed", [number(run["failed"]) for _, run in runs]),
+        ("tokens in", [number(run["tokens_in"]) for _, run in runs]),
+        ("tokens out", [number(run["tokens_out"]) for _, run in runs]),
+        ("shards (attempts)", [f"{run['shards']} ({run['attempts']})" for _, run in runs]),
+        ("seconds in all", [f"{run['seconds']:.1f}" for _, run in runs]),
+        ("  engine loading", seconds("loading")),
+        ("  reading rows", seconds("reading")),
+        ("  computing", seconds("computing")),
+        ("  writing results", seconds("writing")),
+        ("worker seconds", [f"{run['worker_seconds']:.1f}" for _, run in runs]),
+        ("dollars, planned", [f"{run['usd_planned']:.5f}" for _, run in runs]),
+        ("dollars, estimated", [f"{run['usd_estimated']:.5f}" for _, run in runs]),
+    ]
+    width = max(14, *(len(name) + 2 for name, _ in runs))
+    lines = [" " * 20 + "".join(f"{name:>{width}}" for name, _ in runs)]
+    lines += [f"{label:<20}" + "".join(f"{cell:>{width}}" for cell in cells) for label, cells in rows]
+    return [*lines, f"(dollars at the local stack's declared price of ${price:.5f} a worker and second; this machine billed you nothing)"]
+
+
+def run_all(quick: bool) -> None:
+    began = time.monotonic()
+    texts, questions, few_texts, few_questions = inputs(quick)
+    heading("1. The worker's environment")
+    worker_environment()
+    installed = time.monotonic()
+
+    heading("2. RunPod's stand-in and an S3 server, on this machine")
+    nightbatch("local", "up")
+    status = nightbatch("local", "status")
+    price = max(endpoint["usd_per_second"] for endpoint in status["endpoints"])
+    try:
+        heading("3. Embed: one vector a definition")
+        vectors = nightbatch(
+            "run", relative(str(texts)), "--task", "embed", "--model", "minilm", "--column", "text", "--id-column", "id",
+            *few_texts, "--stack", "local", "--out", relative(str(OUT / "texts.parquet")),
+        )  # fmt: skip
+        heading("4. Generate: one answer a question")
+        answers = nightbatch(
+            "run", relative(str(questions)), "--task", "generate", "--model", "smollm2", "--prompt", PROMPT, "--id-column", "id",
+            "--max-tokens", str(NEW_TOKENS), *few_questions, "--stack", "local", "--out", relative(str(OUT / "answers.jsonl")),
+        )  # fmt: skip
+        heading("5. Verify, from storage alone")
+        for run in (vectors, answers):
+            nightbatch("verify", run["run"], "--stack", "local", "--out", relative(run["out"]), record=False)
+    finally:
+        heading("6. Stop everything")
+        nightbatch("local", "down", record=False, timeout=STOP_SECONDS)
+
+    heading("Summary")
+    for line in table([("embed", vectors), ("generate", answers)], price):
+        say(line)
+    say(
+        f"\ndone in {time.monotonic() - installed:.0f} s"
+        + (f", after {installed - began:.0f} s of installing" if installed - began > 5 else "")
+    )
+    say("\nThe outputs:")
+    for name, run in (("vectors", vectors), ("answers", answers)):
+        say(f"  {name:<8} {relative(run['out'])}   failed rows: {relative(run['errors'])}")
+    say("\nType next:")
+    say("  head -3 out/demo/answers.jsonl")
+    say("  ./nightbatch local up")
+    say("  ./nightbatch run examples/chat-batch.jsonl --task generate --model smollm2 --stack local --out out/chat.jsonl")
+    say("  ./nightbatch local down")
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Nightbatch on this machine.")
+    parser.add_argument("--quick", action="store_true", help="fewer rows")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    os.environ["NIGHTBATCH_HOME"] = str(STATE)
+    say("Nightbatch embeds 2,400 definitions and answers 248 questions with real vLLM on this machine's CPU, through RunPod's")
+    say("job protocol and a real S3 server, proves that every row came back, and says what it would have cost on a GPU.")
+    try:
+        if STATE.exists():  # an earlier demonstration that was killed: its processes ended with it, its objects are not needed
+            shutil.rmtree(STATE)
+        OUT.mkdir(parents=True, exist_ok=True)
+        run_all(options.quick)
+    except Failed as failed:
+        say(f"\nThe demonstration stopped: {failed}")
+        say(f"The logs are in {relative(str(STATE))}.")
+        return 1
+    except KeyboardInterrupt:
+        say("\ninterrupted; nothing is left running.")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,109 @@
+"""`nightbatch local`: what it tells the emulator, and that up, status and down do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import local
+from contract.errors import UsageError
+from emulator.local import default_config, running
+
+
+def nightbatch(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    worker = home / "python"  # has every model, and is never started as a worker here
+    worker.write_text("#!/bin/sh\nexit 0\n")
+    worker.chmod(0o755)
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", *arguments],
+        env={**os.environ, "NIGHTBATCH_HOME": str(home), "NIGHTBATCH_WORKER_PYTHON": str(worker)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("minilm", ("minilm", "embed")),
+        ("smollm2", ("smollm2", "generate")),
+        ("org/chat-model", ("org/chat-model", "generate")),
+        ("embed:org/e5", ("org/e5", "embed")),
+        ("generate:/models/x", ("/models/x", "generate")),
+        ("c:/models/x", ("c:/models/x", "generate")),
+    ],
+)
+def test_a_model_may_say_its_task(text: str, expected: tuple[str, str]) -> None:
+    assert local.parse_model(text) == expected
+
+
+def test_further_models_become_endpoints_with_names_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "My Model!"
+    folder.mkdir()
+    config = default_config(tmp_path, worker_python="python", code=tmp_path)
+    config = local.with_models(config, ["embed:org/e5-small", "other/E5-Small", str(folder), "minilm"])
+    made = {endpoint.name: endpoint for endpoint in config.endpoints[2:]}
+    assert list(made) == ["e5-small", "e5-small-2", "my-model"]
+    assert made["e5-small"].tasks == ("embed",)
+    assert made["e5-small"].env["NIGHTBATCH_MODEL"] == "org/e5-small"
+    assert made["e5-small"].env["NIGHTBATCH_TASK"] == "embed"
+    assert made["my-model"].model == str(folder)
+
+
+def test_a_worker_python_that_is_none_is_a_mistake_of_the_user() -> None:
+    with pytest.raises(UsageError, match="NIGHTBATCH_WORKER_PYTHON=/nowhere: is not a program"):
+        local.worker_python({"NIGHTBATCH_WORKER_PYTHON": "/nowhere"})
+
+
+def test_status_and_down_say_so_where_nothing_runs(tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "local", "status", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["state"] == "stopped"
+    done = nightbatch(tmp_path, "local", "down")
+    assert done.returncode == 0
+    assert done.stdout == "the local stack was not running\n"
+
+
+def test_a_run_on_a_stopped_local_stack_says_how_to_start_it(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": "a", "text": "one"}\n')
+    done = nightbatch(
+        tmp_path, "run", str(rows), "--task", "embed", "--model", "minilm", "--column", "text", "--out", str(tmp_path / "o.parquet")
+    )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == "nightbatch: the local emulator is not running. Start it: nightbatch local up"
+    assert not (tmp_path / "o.parquet").exists()
+
+
+@pytest.mark.slow
+def test_up_status_down(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    try:
+        done = nightbatch(tmp_path, "local", "up", "--json", "--model", str(folder))
+        assert done.returncode == 0, done.stderr
+        up = json.loads(done.stdout)
+        assert up["state"] == "running"
+        assert [endpoint["name"] for endpoint in up["endpoints"]] == ["minilm", "smollm2", "model"]
+        assert all(endpoint["usd_per_second"] > 0 for endpoint in up["endpoints"])
+        again = nightbatch(tmp_path, "local", "up", "--json")
+        assert json.loads(again.stdout)["pid"] == up["pid"]
+        other = nightbatch(tmp_path, "local", "up", "--model", "org/else")
+        assert other.returncode == 2
+        assert "without org/else" in other.stderr
+        shown = nightbatch(tmp_path, "local", "status")
+        assert "the local stack is running" in shown.stdout
+        secrets = json.loads((tmp_path / "local/facts.json").read_text())
+        for secret in (secrets["api_key"], secrets["s3"]["accessSecret"], secrets["worker_s3"]["accessSecret"]):
+            assert secret not in done.stdout + done.stderr + shown.stdout + shown.stderr
+    finally:
+        down = nightbatch(tmp_path, "local", "down", "--json")
+    assert json.loads(down.stdout) == {"state": "stopped", "was_running": True}
+    assert running(tmp_path / "local") is None
