@@ -6,6 +6,7 @@ Lines are split at b"\\n" only: U+2028, U+0085 and their kin are text inside a r
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Final
 
 import zstandard
@@ -15,6 +16,7 @@ from contract.errors import ContractError
 LEVEL: Final = 3
 MAX_LINE: Final = 64 << 20
 """Bytes. A response may be longer than its row; past this an object is taken to be damaged."""
+_CHUNK: Final = 1 << 18
 
 
 def compress(data: bytes) -> bytes:
@@ -26,6 +28,15 @@ def decompress_lines(data: bytes, *, where: str) -> Iterator[bytes]:
     """Lines of a small whole object."""
     splitter = _Lines(where)
     yield from splitter.feed(data)
+    yield from splitter.end()
+
+
+def file_lines(path: Path, *, where: str, compressed: bool = True) -> Iterator[bytes]:
+    """As `read_lines`, from a file on this machine; `where` is what an error names. Raises ContractError where it is damaged."""
+    splitter = _Lines(where, compressed=compressed)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield from splitter.feed(chunk)
     yield from splitter.end()
 
 
