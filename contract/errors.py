@@ -144,6 +144,10 @@ class Refused(EndpointError):
     """Another 4xx: certainly not accepted."""
 
 
+class EndpointUnreachable(EndpointError):
+    """No connection was made: certainly not accepted."""
+
+
 class EndpointUnavailable(EndpointError):
     """No answer, or 5xx: what happened is not known."""
 

@@ -307,6 +307,8 @@ class AttemptNote(Model, frozen=True, kw_only=True):
     """What became of an attempt: a hint for whoever reads the journal, checked against commits before anything is paid again."""
 
     attempt: int
+    client: str | None = None
+    """Whose intent it was; None: the entry's own client's. On a last-writer store two clients may draw one number."""
     state: AttemptEnd
     job_id: str | None = None
     cause: str | None = None

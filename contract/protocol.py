@@ -1,0 +1,1019 @@
+"""contract: the decisions of a client (PROTOCOL.md, A client), over frozen data that is rebuilt from S3. Pure: no I/O, no clock.
+
+`RunState` is everything that a client knows: the plan, the journal, commits, markers, control, what RunPod said. `decide(state, now)` says
+what to do next. Following, resuming, cancelling, a lost ledger and a second client are this one function over differently filled states.
+
+Instants are the store's; durations are seconds; money is US dollars. Where PROTOCOL.md leaves a number open it is in `Tuning`, and the
+reasons are in docs/protocol-notes.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Final, Literal
+
+from contract.models import (
+    AttemptNote,
+    Commit,
+    Control,
+    EndMarker,
+    Intent,
+    JournalEntry,
+    PartCommit,
+    Plan,
+    RunMode,
+    StartMarker,
+)
+from contract.tree import Leaf, Tree, build_tree
+
+MAX_INTENTS: Final = 100
+"""Intents in one journal entry (PROTOCOL.md, Journal first)."""
+MAX_TTL_S: Final = 7 * 86400.0
+"""RunPod's longest ttl and executionTimeout (send-requests.mdx, Execution policies)."""
+MIN_TTL_S: Final = 10.0
+WINDOW_FACTOR: Final = 3
+
+TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMED_OUT"})
+"""Job states after which RunPod does nothing more with a job (job-states.mdx)."""
+HARMLESS: Final = frozenset({"fenced", "expired", "credentials", "already", "cancelled", "yielded", "not_sent"})
+"""Causes of death that say nothing against the shard: they do not count towards its limit of attempts."""
+PAUSING: Final = {
+    "credentials": "the workers may not write to the store with the keys in s3Config.",
+    "input_changed": "rows in the store are not the rows that were planned.",
+    "mismatch": "the workers see another plan at the run's address.",
+}
+"""Causes of death that sending again cannot cure."""
+UNSPENT: Final = frozenset({"completed", "cancelled", "fenced", "expired", "credentials", "already", "mismatch"})
+"""Causes of death that prove, without a start marker, that nothing was computed: the reserve is free before its ttl."""
+
+
+class AttemptState(Enum):
+    """Where an attempt stands. The first four may still become something; WON to EXPIRED are ends, but a late commit still wins."""
+
+    INTENDED = "intended"
+    SENT = "sent"
+    UNKNOWN = "unknown"
+    REJECTED = "rejected"
+    WON = "won"
+    LOST = "lost"
+    DEAD = "dead"
+    EXPIRED = "expired"
+
+
+OUTSTANDING: Final = frozenset({AttemptState.INTENDED, AttemptState.SENT, AttemptState.UNKNOWN})
+Key = tuple[str, int]
+"""(client, attempt): on a conditional store the attempt alone is unique; on a last-writer store two clients may draw one number."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Numbers that PROTOCOL.md names or leaves open, in seconds. Tests shorten them; users do not see them."""
+
+    second_look_s: float = 30.0
+    """Between a terminal status without a commit and the look that makes the attempt DEAD."""
+    look_every_s: float = 30.0
+    """Between looks at /status of one attempt, when no webhook asks for one."""
+    pace_every_s: float = 10.0
+    """Between looks at /health, which pace decisions rest on."""
+    note_flush_s: float = 5.0
+    """A job id waits at most so long for a journal entry that carries it."""
+    fresh_s: float = 60.0
+    """An intent that RunPod did not take is sent again under its own number so long; then it gets a new one, with a new ttl."""
+    promote_after_s: float = 30.0
+    """With fewer workers than wanted and only lowPriority work queued for so long, a queued shard is sent again as an ordinary job."""
+    stall_named_s: float = 150.0
+    """No sign of progress for so long: the cause is named."""
+    stall_ends_s: float = 1200.0
+    """…and for so long: the client gives up (7-minute cold starts and slow image pulls are known: optimization.mdx)."""
+    keep_waits_s: float = 60.0
+    """Beyond executionTimeout, how long `keep` waits for executions that it lets finish."""
+
+
+DEFAULT_TUNING: Final = Tuning()
+
+
+# --- what RunPod said ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Health:
+    """GET /health: a gauge of the endpoint, all users' jobs included."""
+
+    in_queue: int = 0
+    in_progress: int = 0
+    idle: int = 0
+    initializing: int = 0
+    ready: int = 0
+    running: int = 0
+    throttled: int = 0
+    unhealthy: int = 0
+
+    @property
+    def live(self) -> int:
+        """Workers that exist or are about to: `ready` overlaps `idle`, `unhealthy` ones will be replaced."""
+        return self.idle + self.initializing + self.running + self.throttled
+
+    @property
+    def empty(self) -> bool:
+        return self.in_queue == 0 and self.in_progress == 0
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """GET /status/{job}; `status` is None where RunPod answered 404. `outcome` is the worker's word, where it gave one."""
+
+    status: str | None
+    outcome: str | None = None
+    error: str | None = None
+    worker_id: str | None = None
+
+    @property
+    def cause(self) -> str:
+        """Of death, if there is no commit."""
+        if self.status is None:
+            return "missing"
+        return self.outcome if self.status == "COMPLETED" and self.outcome else self.status.lower()
+
+
+@dataclass(frozen=True)
+class Look:
+    """What looking at one attempt's job has shown: when last, what, and since when it has been terminal or missing."""
+
+    at: datetime
+    status: JobStatus
+    since: datetime | None = None
+
+
+def look(before: Look | None, status: JobStatus, now: datetime) -> Look:
+    """Fold one answer of /status into what was known."""
+    if status.status is not None and status.status not in TERMINAL:
+        return Look(now, status, None)
+    ended = before is not None and before.since is not None and (before.status.status is None) == (status.status is None)
+    return Look(now, status, before.since if ended and before is not None else now)
+
+
+# --- the run's facts -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the plan and the user's flags fix for one client."""
+
+    pace: int
+    shards_per_worker: int
+    scaler: Literal["QUEUE_DELAY", "REQUEST_COUNT"]
+    scaler_value: float
+    execution_timeout_s: float
+    cold_start_s: float
+    usd_per_second: float
+    max_attempts: int
+    workers_max: int
+    image: str | None = None
+    """Of the endpoint now; compared with the plan's."""
+    budget_usd: float | None = None
+    deadline: datetime | None = None
+    allow_mixed_image: bool = False
+
+    @property
+    def window(self) -> int:
+        return window_for(self.pace, self.shards_per_worker)
+
+    @property
+    def ttl_s(self) -> float:
+        return ttl_for(self.window, self.execution_timeout_s, self.cold_start_s)
+
+    @property
+    def reserve_usd(self) -> float:
+        return reserve_for(self.execution_timeout_s, self.cold_start_s, self.shards_per_worker, self.usd_per_second)
+
+
+def rules_for(
+    plan: Plan,
+    *,
+    workers_max: int | None = None,
+    image: str | None = None,
+    pace: int | None = None,
+    budget_usd: float | None = None,
+    deadline: datetime | None = None,
+    allow_mixed_image: bool = False,
+) -> Rules:
+    """The plan's pinned facts, with what is known of the endpoint now. `pace` is capped by workers.max, the only hard cap there is."""
+    infra = plan.infra
+    allowed = infra.workers_max if workers_max is None else workers_max
+    return Rules(
+        pace=max(1, min(pace or plan.pace, max(allowed, 1))),
+        shards_per_worker=infra.shards_per_worker,
+        scaler=infra.scaler,
+        scaler_value=infra.scaler_value,
+        execution_timeout_s=infra.execution_timeout_s,
+        cold_start_s=infra.cold_start_s,
+        usd_per_second=infra.usd_per_second,
+        max_attempts=plan.max_attempts,
+        workers_max=allowed,
+        image=image,
+        budget_usd=plan.budget_usd if budget_usd is None else budget_usd,
+        deadline=deadline,
+        allow_mixed_image=allow_mixed_image,
+    )
+
+
+def window_for(pace: int, shards_per_worker: int) -> int:
+    """W: shards that may be outstanding at once."""
+    return WINDOW_FACTOR * pace * shards_per_worker
+
+
+def ttl_for(window: int, execution_timeout_s: float, cold_start_s: float) -> float:
+    """The wait behind W and the execution itself, in whole seconds and within RunPod's limits."""
+    wait = 3 * math.ceil(window / 2) * execution_timeout_s + cold_start_s
+    return float(min(MAX_TTL_S, max(MIN_TTL_S, 2 * execution_timeout_s, math.ceil(wait))))
+
+
+def start_by_for(sent_at: datetime, ttl_s: float, execution_timeout_s: float) -> datetime:
+    """An execution that starts by then ends before RunPod deletes its job."""
+    return sent_at + timedelta(seconds=ttl_s - execution_timeout_s)
+
+
+def reserve_for(execution_timeout_s: float, cold_start_s: float, shards_per_worker: int, usd_per_second: float) -> float:
+    """The most that one execution may cost: its whole executionTimeout, alone on its worker, and its share of one cold start."""
+    return (execution_timeout_s + cold_start_s / shards_per_worker) * usd_per_second
+
+
+# --- the state -----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One intent of the journal and what the journal says became of it. `noted` None: nothing was said."""
+
+    client: str
+    intent: Intent
+    noted: str | None = None
+    job_id: str | None = None
+    cause: str | None = None
+
+    @property
+    def key(self) -> Key:
+        return (self.client, self.intent.attempt)
+
+    @property
+    def expires_at(self) -> datetime:
+        return self.intent.sent_at + timedelta(seconds=self.intent.ttl_s)
+
+
+_RANK: Final = {None: 0, "unknown": 1, "sent": 2, "expired": 3, "dead": 4, "lost": 5, "won": 5, "rejected": 6}
+
+
+def fold(attempts: Mapping[Key, Attempt], entries: Iterable[JournalEntry]) -> dict[Key, Attempt]:
+    """What the journal says of each attempt. The order of notes does not matter: a note never takes back a stronger one."""
+    found = dict(attempts)
+    late: list[tuple[str, AttemptNote]] = []
+    for entry in entries:
+        for intent in entry.intents:
+            found.setdefault((entry.client, intent.attempt), Attempt(entry.client, intent))
+        late.extend((entry.client, note) for note in entry.notes)
+    for writer, note in late:
+        key = (note.client or writer, note.attempt)
+        known = found.get(key)
+        if known is not None:
+            found[key] = with_note(known, note)
+    return found
+
+
+def with_note(attempt: Attempt, note: AttemptNote) -> Attempt:
+    """The attempt as it stands after one more note."""
+    stronger = _RANK[note.state] > _RANK[attempt.noted]
+    return Attempt(
+        attempt.client,
+        attempt.intent,
+        note.state if stronger else attempt.noted,
+        attempt.job_id or note.job_id,
+        note.cause if stronger and note.cause else attempt.cause,
+    )
+
+
+def note_for(attempt: Attempt, state: Literal["sent", "rejected", "unknown", "dead", "expired"], at: datetime, *,
+             job_id: str | None = None, cause: str | None = None) -> AttemptNote:  # fmt: skip
+    """A note that names its attempt fully."""
+    return AttemptNote(attempt=attempt.intent.attempt, client=attempt.client, state=state, job_id=job_id, cause=cause, at=at)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """All that one client knows. Everything but `looks`, `health` and the last four fields is S3's, and can be read again by anybody."""
+
+    plan: Plan
+    rules: Rules
+    client: str
+    control: Control
+    started_at: datetime
+    """When this client began: deaths before it do not pause it again."""
+    attempts: Mapping[Key, Attempt] = field(default_factory=dict)
+    """Journal and pending notes, folded."""
+    commits: Mapping[str, Commit] = field(default_factory=dict)
+    commits_at: datetime | None = None
+    """When the look at commits/ began that `commits` rests on."""
+    starts: Mapping[str, StartMarker] = field(default_factory=dict)
+    ends: Mapping[str, EndMarker] = field(default_factory=dict)
+    looks: Mapping[Key, Look] = field(default_factory=dict)
+    health: Health | None = None
+    health_at: datetime | None = None
+    empty_since: datetime | None = None
+    """Since when every look at /health has shown no job at all."""
+    short_since: datetime | None = None
+    """Since when every look at /health has shown fewer workers than the pace."""
+    progress_at: datetime | None = None
+    """When something last moved: a marker, a commit, a job state."""
+    woken: frozenset[Key] = frozenset()
+    """Attempts that a webhook spoke of since the last look."""
+    cancelled: frozenset[Key] = frozenset()
+    """Attempts whose job /cancel was told of."""
+    unflushed_since: datetime | None = None
+    """Since when notes wait for a journal entry."""
+
+    @property
+    def next_attempt(self) -> int:
+        return 1 + max((number for _, number in self.attempts), default=0)
+
+
+# --- money and time ------------------------------------------------------------------------------------------------------------------
+
+
+def worker_seconds(starts: Mapping[str, StartMarker], ends: Mapping[str, EndMarker], execution_timeout_s: float, now: datetime) -> float:
+    """Worker time of the executions that are over.
+
+    Executions overlap on a worker that runs several at once, so ended ones count as the union of their intervals on each worker: from
+    `at - wall_s` of the end marker, less `load_s` of the start marker, to `at`. An execution without end marker counts executionTimeout on
+    its own once that time is past: nothing tells when its worker went.
+    """
+    spans: dict[str, list[tuple[float, float]]] = {}
+    unended = 0.0
+    for execution, start in starts.items():
+        end = ends.get(execution)
+        if end is not None:
+            stop = end.at.timestamp()
+            spans.setdefault(start.worker_id, []).append((stop - end.wall_s - start.load_s, stop))
+        elif now >= start.at + timedelta(seconds=execution_timeout_s):
+            unended += execution_timeout_s + start.load_s
+    return unended + sum(union_length(intervals) for intervals in spans.values())
+
+
+def union_length(intervals: Iterable[tuple[float, float]]) -> float:
+    """How much of the line these intervals cover together."""
+    total, reach = 0.0, -math.inf
+    for start, stop in sorted(intervals):
+        if stop > reach:
+            total += stop - max(start, reach)
+            reach = stop
+    return total
+
+
+def settled_usd(state: RunState, now: datetime) -> float:
+    """What executions that are over have cost: an estimate from markers and the price, won or lost."""
+    rules = state.rules
+    return worker_seconds(state.starts, state.ends, rules.execution_timeout_s, now) * rules.usd_per_second
+
+
+def reserved_usd(state: RunState, now: datetime) -> float:
+    """What may still be spent on attempts that were sent.
+
+    An attempt without a start marker holds its reserve until its ttl, unless its end proves that nothing was computed; each execution
+    without end marker holds one more until executionTimeout is past, when it becomes settled.
+    """
+    rules = state.rules
+    running = [s for e, s in state.starts.items() if e not in state.ends and now < s.at + timedelta(seconds=rules.execution_timeout_s)]
+    total = len(running) * rules.reserve_usd + sum(s.load_s for s in running) * rules.usd_per_second
+    started = {(s.shard, s.attempt) for s in state.starts.values()}
+    for attempt in state.attempts.values():
+        if (attempt.intent.shard, attempt.intent.attempt) not in started and holds_reserve(state, attempt, now):
+            total += attempt.intent.reserve_usd
+    return total
+
+
+def holds_reserve(state: RunState, attempt: Attempt, now: datetime) -> bool:
+    """Whether an attempt without a start marker may still cost something."""
+    if attempt.noted == "rejected" or now >= attempt.expires_at:
+        return False
+    if attempt.noted == "dead" and attempt.cause in UNSPENT:
+        return False
+    seen = state.looks.get(attempt.key)
+    proven = seen is not None and seen.since is not None and seen.status.status is not None and seen.status.cause in UNSPENT
+    return not (proven and seen is not None and seen.since is not None and _passed(seen.since, DEFAULT_TUNING.second_look_s, now))
+
+
+def _passed(since: datetime, seconds: float, now: datetime) -> bool:
+    return now >= since + timedelta(seconds=seconds)
+
+
+# --- the survey: what the state means now ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One attempt as it stands now."""
+
+    attempt: Attempt
+    state: AttemptState
+    cause: str | None = None
+    started: bool = False
+
+
+def standing(state: RunState, attempt: Attempt, started: frozenset[tuple[str, int]] | set[tuple[str, int]], now: datetime,
+             tuning: Tuning = DEFAULT_TUNING) -> Standing:  # fmt: skip
+    """The attempt's state (PROTOCOL.md, Attempt), from the commit first, then the journal, then what RunPod said."""
+    intent = attempt.intent
+    begun = (intent.shard, intent.attempt) in started
+    commit = state.commits.get(intent.shard)
+    if commit is not None and commit.plan == state.plan.plan_id:
+        won = isinstance(commit, PartCommit) and commit.attempt == intent.attempt and attempt.noted != "rejected"
+        return Standing(attempt, AttemptState.WON if won else AttemptState.LOST, started=begun)
+    if attempt.noted == "rejected":
+        return Standing(attempt, AttemptState.REJECTED, attempt.cause)
+    if attempt.noted == "dead":
+        return Standing(attempt, AttemptState.DEAD, attempt.cause, begun)
+    if attempt.noted == "expired":
+        return Standing(attempt, AttemptState.EXPIRED, attempt.cause, begun)
+    if now >= attempt.expires_at:
+        return Standing(attempt, AttemptState.EXPIRED, "ttl", begun)
+    seen = state.looks.get(attempt.key)
+    if seen is not None and seen.since is not None:
+        second = seen.since + timedelta(seconds=tuning.second_look_s)
+        looked_at_commit = state.commits_at is not None and state.commits_at >= second
+        if looked_at_commit and seen.status.status is not None:
+            return Standing(attempt, AttemptState.DEAD, seen.status.cause, begun)
+        if looked_at_commit and seen.at >= second:
+            return Standing(attempt, AttemptState.EXPIRED, "missing", begun)
+    if attempt.job_id is not None or begun:
+        return Standing(attempt, AttemptState.SENT, started=begun)
+    if attempt.noted is None and attempt.client == state.client:
+        return Standing(attempt, AttemptState.INTENDED)
+    if _absent(state, attempt, tuning):
+        return Standing(attempt, AttemptState.EXPIRED, "absent")
+    return Standing(attempt, AttemptState.UNKNOWN)
+
+
+def _absent(state: RunState, attempt: Attempt, tuning: Tuning) -> bool:
+    """Evidence that an attempt without an answer was never accepted, or is over: twice, 30 s apart, the endpoint had no job at all."""
+    if state.empty_since is None or state.health_at is None or state.commits_at is None:
+        return False
+    since = max(state.empty_since, attempt.intent.sent_at + timedelta(seconds=tuning.second_look_s))
+    return min(state.health_at, state.commits_at) >= since + timedelta(seconds=tuning.second_look_s)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One pass over the state: what is open, outstanding, queued, spent."""
+
+    tree: Tree
+    standings: Mapping[Key, Standing]
+    by_shard: Mapping[str, tuple[Standing, ...]]
+    open: tuple[Leaf, ...]
+    outstanding: tuple[str, ...]
+    """Open shards with an attempt that may still commit."""
+    queued: tuple[Standing, ...]
+    """Outstanding attempts that no start marker shows to have begun."""
+    running: tuple[Standing, ...]
+    """Outstanding attempts that have begun."""
+    exhausted: tuple[str, ...]
+    """Open shards with nothing outstanding and no attempt left."""
+    settled_usd: float
+    reserved_usd: float
+
+    @property
+    def queued_ordinary(self) -> int:
+        return sum(1 for s in self.queued if not s.attempt.intent.low_priority)
+
+    @property
+    def queued_low(self) -> int:
+        return sum(1 for s in self.queued if s.attempt.intent.low_priority)
+
+
+def survey(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> Survey:
+    """What the state means now."""
+    tree = build_tree(state.plan, state.commits)
+    started = {(s.shard, s.attempt) for s in state.starts.values()}
+    standings = {key: standing(state, attempt, started, now, tuning) for key, attempt in state.attempts.items()}
+    grouped: dict[str, list[Standing]] = {}
+    for found in standings.values():
+        grouped.setdefault(found.attempt.intent.shard, []).append(found)
+    by_shard = {shard: tuple(found) for shard, found in grouped.items()}
+    outstanding: list[str] = []
+    queued: list[Standing] = []
+    running: list[Standing] = []
+    exhausted: list[str] = []
+    for leaf in tree.open:
+        mine = by_shard.get(leaf.shard, ())
+        alive = [s for s in mine if s.state in OUTSTANDING]
+        if alive:
+            outstanding.append(leaf.shard)
+            for found in alive:
+                (running if found.started else queued).append(found)
+        elif blamed(mine) >= state.rules.max_attempts:
+            exhausted.append(leaf.shard)
+    return Survey(
+        tree=tree,
+        standings=standings,
+        by_shard=by_shard,
+        open=tree.open,
+        outstanding=tuple(outstanding),
+        queued=tuple(queued),
+        running=tuple(running),
+        exhausted=tuple(exhausted),
+        settled_usd=settled_usd(state, now),
+        reserved_usd=reserved_usd(state, now),
+    )
+
+
+def blamed(attempts: Iterable[Standing]) -> int:
+    """Attempts that count towards a shard's limit: deaths that may be its fault, refusals, and expiries of what had begun."""
+    count = 0
+    for found in attempts:
+        if found.state in (AttemptState.DEAD, AttemptState.REJECTED):
+            count += found.cause not in HARMLESS
+        elif found.state is AttemptState.EXPIRED:
+            count += found.started
+    return count
+
+
+# --- actions -------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SendIntents:
+    """Write these intents as one journal entry (notes ride along), then call /run for each. `again`: check its shard's commit first."""
+
+    intents: tuple[Intent, ...]
+    again: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SendAgain:
+    """Call /run for this client's intents that RunPod certainly does not have."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class LookAtStatus:
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class CancelJob:
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class NoteOutcome:
+    """Into the journal: at once where an entry is written anyway, else when they have waited long enough."""
+
+    notes: tuple[AttemptNote, ...]
+
+
+@dataclass(frozen=True)
+class FlushNotes:
+    """Write the notes that wait, without intents."""
+
+
+@dataclass(frozen=True)
+class RaiseEpoch:
+    """Fence what has not started (keep) or stop everything (stop), before any /cancel."""
+
+    mode: RunMode
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing more is sent until the user has put something right."""
+
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stall:
+    """The queue does not move. `final`: give up."""
+
+    cause: str
+    reason: str
+    final: bool = False
+
+
+FinishState = Literal["complete", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Finish:
+    state: FinishState
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing else will change by itself before then."""
+
+    until: datetime
+
+
+Action = SendIntents | SendAgain | LookAtStatus | CancelJob | NoteOutcome | FlushNotes | RaiseEpoch | Pause | Stall | Finish | Wait
+
+
+# --- the decision --------------------------------------------------------------------------------------------------------------------
+
+
+def decide(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> tuple[Action, ...]:
+    """What to do now, in this order. The last action is a Wait, a Pause, a final Stall or a Finish."""
+    seen = survey(state, now, tuning)
+    notes = ends_to_note(state, seen, now)
+    first: tuple[Action, ...] = (NoteOutcome(notes),) if notes else ()
+    cancels = jobs_to_cancel(state, seen)
+    if cancels:
+        first += (CancelJob(cancels),)
+    if not seen.open:
+        return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), Finish("complete", "complete", "every shard is committed."))
+    if state.control.mode != "run":
+        return (*first, *_wind_down(state, seen, bool(notes), now, tuning))
+    if pause := pause_for(state, seen):
+        return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), pause)
+    if state.rules.deadline is not None and now >= state.rules.deadline:
+        return (*first, RaiseEpoch("keep", "deadline"))
+    looks = jobs_to_look_at(state, seen, now, tuning)
+    if looks:
+        first += (LookAtStatus(looks),)
+    sends, refused = sends_for(state, seen, now, tuning)
+    stall = None if sends else stall_for(state, seen, now, tuning)
+    if stall is not None and stall.final:
+        return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), stall)
+    if not sends and not refused and not seen.outstanding:
+        shards = ", ".join(seen.exhausted[:5]) + (" …" if len(seen.exhausted) > 5 else "")
+        causes = sorted({s.cause or s.state.value for shard in seen.exhausted for s in seen.by_shard.get(shard, ())})
+        reason = f"{len(seen.exhausted)} shards failed in every attempt ({shards}): {', '.join(causes)}."
+        return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), Finish("failed", "attempts", reason))
+    if refused and not sends and not _may_free_budget(state, seen, now, tuning):
+        reason = (
+            f"the next job could pass the budget of ${state.rules.budget_usd:.2f}: ${seen.settled_usd:.4f} spent, "
+            f"${seen.reserved_usd:.4f} reserved, ${state.rules.reserve_usd:.4f} for one more."
+        )
+        return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), Finish("stopped", "budget", reason))
+    flush = () if any(isinstance(a, SendIntents) for a in sends) else _flush(state, bool(notes), now, tuning)
+    return (*first, *sends, *flush, *((stall,) if stall else ()), Wait(next_instant(state, seen, now, tuning)))
+
+
+def _flush(state: RunState, fresh: bool, now: datetime, tuning: Tuning, *, at_once: bool = False) -> tuple[Action, ...]:
+    waiting = state.unflushed_since
+    due = waiting is not None and (at_once or _passed(waiting, tuning.note_flush_s, now))
+    return (FlushNotes(),) if due or (at_once and fresh) else ()
+
+
+def ends_to_note(state: RunState, seen: Survey, now: datetime) -> tuple[AttemptNote, ...]:
+    """Deaths and expiries that the journal does not have yet. Won and lost need no note: commits say them."""
+    notes: list[AttemptNote] = []
+    for found in seen.standings.values():
+        attempt = found.attempt
+        if found.state is AttemptState.DEAD and attempt.noted != "dead":
+            notes.append(note_for(attempt, "dead", now, cause=found.cause))
+        elif found.state is AttemptState.EXPIRED and attempt.noted != "expired" and found.cause != "ttl":
+            notes.append(note_for(attempt, "expired", now, cause=found.cause))
+    return tuple(notes)
+
+
+def jobs_to_cancel(state: RunState, seen: Survey) -> tuple[Key, ...]:
+    """Losers that RunPod may still run; and under `keep` what has not begun, under `stop` everything."""
+    keys: list[Key] = []
+    for key, found in seen.standings.items():
+        attempt = found.attempt
+        if attempt.job_id is None or key in state.cancelled or _over(state, key):
+            continue
+        if found.state is AttemptState.LOST:
+            ended = any(
+                s.attempt == attempt.intent.attempt and s.shard == attempt.intent.shard and e in state.ends for e, s in state.starts.items()
+            )
+            if not ended and attempt.noted not in ("dead", "expired"):
+                keys.append(key)
+        elif found.state is AttemptState.SENT:
+            fenced = attempt.intent.epoch < state.control.epoch
+            if fenced and (state.control.mode == "stop" or (state.control.mode == "keep" and not found.started)):
+                keys.append(key)
+    return tuple(keys) + tuple(promoted(state, seen))
+
+
+def promoted(state: RunState, seen: Survey) -> Iterable[Key]:
+    """Queued lowPriority attempts of a shard that a later ordinary attempt of it has replaced."""
+    for found in seen.queued:
+        attempt = found.attempt
+        if attempt.job_id is None or not attempt.intent.low_priority or attempt.key in state.cancelled or _over(state, attempt.key):
+            continue
+        if state.control.mode != "run" or attempt.intent.epoch < state.control.epoch:
+            continue
+        later = (
+            s
+            for s in seen.by_shard[attempt.intent.shard]
+            if s.state is AttemptState.SENT and not s.attempt.intent.low_priority and s.attempt.intent.sent_at > attempt.intent.sent_at
+        )
+        if any(later):
+            yield attempt.key
+
+
+def _over(state: RunState, key: Key) -> bool:
+    seen = state.looks.get(key)
+    return seen is not None and seen.since is not None
+
+
+def pause_for(state: RunState, seen: Survey) -> Pause | None:
+    """What only the user can put right."""
+    planned = state.plan.infra.image
+    if planned is not None and not state.rules.allow_mixed_image:
+        images = {s.image for s in state.starts.values() if s.image is not None and s.at >= state.started_at} | {state.rules.image}
+        others = sorted(image for image in images if image not in (None, planned))
+        if others:
+            return Pause("image", f"the endpoint runs image {others[0]}, and the run was planned on {planned}.")
+    for found in seen.standings.values():
+        if found.state is AttemptState.DEAD and found.cause in PAUSING and found.attempt.intent.sent_at >= state.started_at:
+            return Pause(found.cause, PAUSING[found.cause])
+        if (
+            found.state is AttemptState.REJECTED
+            and found.cause in ("auth", "endpoint")
+            and found.attempt.intent.sent_at >= state.started_at
+        ):
+            said = {"auth": "RunPod refuses the API key.", "endpoint": f"RunPod knows no endpoint {state.plan.infra.endpoint_id}."}
+            return Pause(found.cause, said[found.cause])
+    return None
+
+
+def jobs_to_look_at(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> tuple[Key, ...]:
+    """Outstanding attempts that a webhook spoke of, or that nobody has looked at for a while."""
+    keys: list[Key] = []
+    for key, found in seen.standings.items():
+        if found.state is not AttemptState.SENT or found.attempt.job_id is None:
+            continue
+        known = state.looks.get(key)
+        if known is None:
+            due = found.attempt.intent.sent_at + timedelta(seconds=tuning.look_every_s)
+        elif known.since is not None and known.status.status is not None:
+            continue  # terminal: only the commit matters now
+        else:
+            due = known.at + timedelta(seconds=min(tuning.look_every_s, tuning.second_look_s))
+        if key in state.woken or now >= due:
+            keys.append(key)
+    return tuple(keys)
+
+
+def _wind_down(state: RunState, seen: Survey, noted: bool, now: datetime, tuning: Tuning) -> tuple[Action, ...]:
+    """The run was told to keep or stop: nothing is sent; under `keep` executions that have begun may finish."""
+    if state.control.mode == "keep":
+        limit = tuning.keep_waits_s + state.rules.execution_timeout_s
+        running = [s for s in seen.running if not _over(state, s.attempt.key)]
+        alive = any(s.attempt.intent.epoch <= state.control.epoch for s in running)
+        if alive and not _passed(state.control.at, limit, now):
+            return (*_flush(state, noted, now, tuning), Wait(next_instant(state, seen, now, tuning)))
+    reason = state.control.reason or "cancelled"
+    said = "the deadline has passed." if reason == "deadline" else f"the run was told to {state.control.mode} ({reason})."
+    flush = _flush(state, noted, now, tuning, at_once=True)
+    return (*flush, Finish("stopped", "deadline" if reason == "deadline" else "cancelled", said))
+
+
+# --- sending -------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Room:
+    """What may still be sent in this decision; each send takes its part."""
+
+    window: int
+    ordinary: int
+    low: int
+    usd: float
+
+    def take(self, reserve: float) -> bool | None:
+        """Whether the next job is lowPriority; None when there is no room for it."""
+        if self.ordinary > 0:
+            self.ordinary -= 1
+            low = False
+        elif self.low > 0:
+            low = True
+        else:
+            return None
+        self.low -= 1
+        self.window -= 1
+        self.usd -= reserve
+        return low
+
+
+def live_workers(state: RunState) -> int:
+    """Workers that exist, by /health; where that is not known, those that running executions were seen on."""
+    if state.health is not None:
+        return state.health.live
+    return len({s.worker_id for e, s in state.starts.items() if e not in state.ends})
+
+
+def pace_room(state: RunState, seen: Survey) -> tuple[int, int]:
+    """How many more ordinary jobs, and how many more jobs in all, the pace allows to be queued (PROTOCOL.md, Pace)."""
+    rules = state.rules
+    if rules.scaler == "REQUEST_COUNT":
+        most = rules.pace * max(1, math.floor(rules.scaler_value))
+        every = (*seen.queued, *seen.running)
+        ordinary = most - sum(1 for s in every if not s.attempt.intent.low_priority)
+        low = most - sum(1 for s in every if s.attempt.intent.low_priority)
+        return max(0, ordinary), max(0, ordinary) + max(0, low)
+    ordinary = rules.pace - live_workers(state) - seen.queued_ordinary
+    return max(0, ordinary), max(0, 2 * rules.pace * rules.shards_per_worker - len(seen.queued))
+
+
+def priority_for(state: RunState, seen: Survey) -> bool:
+    """Whether a job sent now would be lowPriority."""
+    return pace_room(state, seen)[0] <= 0
+
+
+def sends_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> tuple[tuple[Action, ...], bool]:
+    """What to send now, and whether only the budget keeps something from being sent."""
+    rules = state.rules
+    actions: list[Action] = []
+    stale: list[AttemptNote] = []
+    again: list[Key] = []
+    for found in seen.queued:
+        if found.state is AttemptState.INTENDED and found.attempt.client == state.client:
+            fresh = not _passed(found.attempt.intent.sent_at, tuning.fresh_s, now) and found.attempt.intent.epoch == state.control.epoch
+            if fresh:
+                again.append(found.attempt.key)
+            else:
+                stale.append(note_for(found.attempt, "rejected", now, cause="not_sent"))
+    if stale:
+        return ((NoteOutcome(tuple(stale)),), False)
+    if again:
+        actions.append(SendAgain(tuple(again)))
+    if rules.workers_max < 1 or _mostly_failing(seen):
+        return tuple(actions), False
+    ordinary, queue = pace_room(state, seen)
+    budget = math.inf if rules.budget_usd is None else rules.budget_usd - seen.settled_usd - seen.reserved_usd
+    room = _Room(window=rules.window - len(seen.outstanding), ordinary=ordinary, low=queue, usd=budget)
+    number = state.next_attempt
+    intents: list[Intent] = []
+    repeated: set[str] = set()
+    refused = False
+    for shard, kind in candidates(state, seen, now, tuning):
+        extra = kind != "open"  # such a shard is outstanding already: it takes no room of the window
+        if room.window <= 0 and not extra:
+            continue
+        if room.usd < rules.reserve_usd:
+            refused = True
+            break
+        if kind == "promote" and room.ordinary <= 0:
+            continue
+        if extra:
+            room.window += 1
+            room.low = max(room.low, 1)
+        low = room.take(rules.reserve_usd)
+        if low is None:
+            break
+        intents.append(
+            Intent(
+                attempt=number,
+                shard=shard,
+                sent_at=now,
+                start_by=start_by_for(now, rules.ttl_s, rules.execution_timeout_s),
+                ttl_s=rules.ttl_s,
+                execution_timeout_s=rules.execution_timeout_s,
+                reserve_usd=rules.reserve_usd,
+                epoch=state.control.epoch,
+                low_priority=low,
+            )
+        )
+        if shard in seen.by_shard:
+            repeated.add(shard)
+        number += 1
+    for at in range(0, len(intents), MAX_INTENTS):
+        batch = tuple(intents[at : at + MAX_INTENTS])
+        actions.append(SendIntents(batch, frozenset(i.shard for i in batch if i.shard in repeated)))
+    return tuple(actions), refused
+
+
+def _mostly_failing(seen: Survey) -> bool:
+    """More shards have failed in every attempt than have succeeded: sending the rest would only spend."""
+    return len(seen.exhausted) > len(seen.tree.closed)
+
+
+def candidates(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> Iterable[tuple[str, Literal["open", "promote", "unknown"]]]:
+    """Shards to send, in order: never sent; then those whose attempts all ended; then, with nothing else left to send, queued lowPriority
+    ones that no worker comes for, and last those whose attempt has no answer."""
+    outstanding = set(seen.outstanding)
+    exhausted = set(seen.exhausted)
+    waiting = [leaf.shard for leaf in seen.open if leaf.shard not in outstanding and leaf.shard not in exhausted]
+    never = [shard for shard in waiting if shard not in seen.by_shard]
+    for shard in (*never, *(shard for shard in waiting if shard in seen.by_shard)):
+        yield shard, "open"
+    if waiting:
+        return
+    if needs_promotion(state, seen, now, tuning):
+        for shard in seen.outstanding:
+            alive = [s for s in seen.by_shard[shard] if s.state in OUTSTANDING]
+            if all(s.state is AttemptState.SENT and not s.started and s.attempt.intent.low_priority for s in alive):
+                yield shard, "promote"
+    grace = state.rules.execution_timeout_s + state.rules.cold_start_s
+    for shard in seen.outstanding:
+        alive = [s for s in seen.by_shard[shard] if s.state in OUTSTANDING]
+        if all(s.state is AttemptState.UNKNOWN and _passed(s.attempt.intent.sent_at, grace, now) for s in alive):
+            yield shard, "unknown"
+
+
+def needs_promotion(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> bool:
+    """lowPriority work waits, fewer workers live than are wanted, and no ordinary job asks for more (QUEUE_DELAY and REQUEST_COUNT)."""
+    if seen.queued_low == 0 or state.short_since is None or not _passed(state.short_since, tuning.promote_after_s, now):
+        return False
+    live = live_workers(state)
+    return live * state.rules.shards_per_worker < len(seen.queued) + len(seen.running) and live + seen.queued_ordinary < state.rules.pace
+
+
+def _may_free_budget(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> bool:
+    """Whether waiting a while can make room in the budget: something runs, or may be about to."""
+    grace = state.rules.execution_timeout_s + state.rules.cold_start_s
+    for found in (*seen.queued, *seen.running):
+        if found.state is not AttemptState.UNKNOWN or not _passed(found.attempt.intent.sent_at, grace, now):
+            return True
+    second = timedelta(seconds=tuning.second_look_s)
+    return any(look_.since is not None and now < look_.since + second for look_ in state.looks.values())
+
+
+# --- a queue that does not move ------------------------------------------------------------------------------------------------------
+
+
+def stall_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> Stall | None:
+    """Why nothing moves, if nothing has for a while."""
+    rules = state.rules
+    if rules.workers_max < 1:
+        return Stall(
+            "no_workers",
+            f"endpoint {state.plan.infra.endpoint} allows no workers (RunPod cuts idle endpoints to 2 after 3 days and to 0 after 7): "
+            "set its workers.max again.",
+            final=True,
+        )
+    since = max(state.progress_at or state.started_at, state.started_at)
+    if seen.running or not seen.queued or not _passed(since, tuning.stall_named_s, now):
+        return None
+    waited = (now - since).total_seconds()
+    cause, why = stall_cause(state, seen)
+    return Stall(cause, f"{len(seen.queued)} jobs have waited {waited / 60:.0f} min: {why}", final=waited >= tuning.stall_ends_s)
+
+
+def stall_cause(state: RunState, seen: Survey) -> tuple[str, str]:
+    """The cause, for programs and for people, from the last look at /health."""
+    health = state.health
+    if health is None:
+        return "unreachable", "RunPod does not say how the endpoint is."
+    able = health.idle + health.running
+    if able == 0 and health.throttled > 0:
+        return (
+            "throttled",
+            f"all {health.throttled} workers are throttled, RunPod has no such GPU free. Allow more GPU types or data centres.",
+        )
+    if able == 0 and health.unhealthy > 0:
+        return "unhealthy", f"{health.unhealthy} workers are unhealthy: the image does not start. Look at the worker's logs."
+    if able == 0 and health.initializing > 0:
+        return "initializing", f"{health.initializing} workers are starting and none has become ready."
+    if able == 0 and seen.queued_ordinary == 0:
+        return "only_low_priority", "no worker lives, and lowPriority jobs do not make RunPod start one."
+    if able == 0:
+        return (
+            "no_worker_starts",
+            "no worker lives, and RunPod starts none for ordinary jobs either. Look at the account's balance and quota.",
+        )
+    return "busy", f"{able} workers live and take none of this run's jobs: other work may be before them."
+
+
+def next_instant(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> datetime:
+    """When to decide again if nothing wakes the client before."""
+    due = now + timedelta(seconds=tuning.pace_every_s)
+    if state.unflushed_since is not None:
+        due = min(due, state.unflushed_since + timedelta(seconds=tuning.note_flush_s))
+    for known in state.looks.values():
+        if known.since is not None:
+            second = known.since + timedelta(seconds=tuning.second_look_s)
+            if second > now:
+                due = min(due, second)
+    if state.rules.deadline is not None:
+        due = min(due, state.rules.deadline)
+    return max(due, now)
+
+
+def shard_states(seen: Survey) -> dict[str, int]:
+    """Shards by what a person wants to know of them: done, running, queued, waiting, failed."""
+    running = {s.attempt.intent.shard for s in seen.running}
+    outstanding = set(seen.outstanding)
+    failed = len(seen.exhausted)
+    return {
+        "done": len(seen.tree.closed),
+        "running": len(running),
+        "queued": len(outstanding - running),
+        "waiting": len(seen.open) - len(outstanding) - failed,
+        "failed": failed,
+    }
+
+
+def rows_done(commits: Sequence[Leaf]) -> tuple[int, int]:
+    """Rows ok and failed in committed leaves."""
+    closed = [leaf.commit for leaf in commits if leaf.commit is not None]
+    return sum(c.ok for c in closed), sum(c.failed for c in closed)

@@ -1,0 +1,116 @@
+"""pipelines: telling a run to stop, and to go on. Touches control.json, and RunPod through JobsApi.
+
+The epoch is raised first: from then on no worker begins a job that was sent before, whatever becomes of the /cancel calls. A queue is never
+purged, because it may hold other runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from contract.errors import AlreadyExists, EndpointError, StoreUnavailable
+from contract.keys import RunKeys
+from contract.models import Control, Plan, RunMode, encode
+from contract.protocol import OUTSTANDING, RunState, fold, rules_for, survey
+from contract.store import Store
+from contract.tree import read_commits
+from pipelines.journal import Journal
+from pipelines.markers import read_markers
+from pipelines.runpod import JobsApi
+from pipelines.runs import RunHandle, read_control
+
+TRIES: Final = 8
+
+
+@dataclass(frozen=True)
+class CancelResult:
+    """What `cancel` did: `cancelled` jobs were told to RunPod, `running` were left to finish (keep), `unknown` have no job id."""
+
+    epoch: int
+    mode: RunMode
+    cancelled: int
+    running: int
+    unknown: int
+    failed: int
+
+
+async def set_control(store: Store, keys: RunKeys, plan: Plan, *, mode: RunMode, by: str, reason: str | None, raise_epoch: bool) -> Control:
+    """Write control.json: the next epoch, or the same one with another mode. Nobody's higher epoch is ever taken back."""
+    last: Exception | None = None
+    for _ in range(TRIES):
+        standing, etag = await read_control(store, keys, plan)
+        wanted = Control(
+            plan=plan.plan_id, epoch=standing.epoch + (1 if raise_epoch else 0), mode=mode, at=store.now(), by=by, reason=reason
+        )
+        data = encode(wanted)
+        try:
+            if store.mode != "conditional":
+                await store.put(keys.control(), data)
+            elif etag is None:
+                await store.put_if_absent(keys.control(), data)
+            else:
+                await store.put_if_match(keys.control(), data, etag)
+        except (AlreadyExists, StoreUnavailable) as error:
+            last = error
+        now, _ = await read_control(store, keys, plan)
+        if now == wanted or (now.epoch >= wanted.epoch and now.mode == wanted.mode):
+            return now
+    raise last or StoreUnavailable("control.json changes all the time.", where=f"s3://{store.bucket}/{keys.control()}")
+
+
+async def cancel(
+    run: RunHandle, *, store: Store, jobs: JobsApi, mode: RunMode = "keep", by: str = "cancel", reason: str | None = None
+) -> CancelResult:
+    """End a run: `keep` lets running executions finish, `stop` ends them too (they keep their pieces). What is committed stays; the run can
+    be resumed. Works from the store alone, also while another client follows the run: that one sees the epoch and stops sending."""
+    if mode == "run":
+        raise ValueError("cancel is keep or stop")
+    control = await set_control(store, run.keys, run.plan, mode=mode, by=by, reason=reason or "cancelled", raise_epoch=True)
+    state = await state_of(run, store=store, client=by, control=control)
+    seen = survey(state, store.now())
+    alive = [s for s in seen.standings.values() if s.state in OUTSTANDING]
+    chosen = [s for s in alive if s.attempt.job_id is not None and (mode == "stop" or not s.started)]
+
+    async def tell(job_id: str) -> bool:
+        try:
+            await jobs.cancel(job_id)
+        except EndpointError:
+            return False
+        return True
+
+    told = await asyncio.gather(*(tell(s.attempt.job_id) for s in chosen if s.attempt.job_id is not None))
+    return CancelResult(
+        epoch=control.epoch,
+        mode=mode,
+        cancelled=sum(told),
+        running=sum(1 for s in alive if s.started) if mode == "keep" else 0,
+        unknown=sum(1 for s in alive if s.attempt.job_id is None),
+        failed=len(told) - sum(told),
+    )
+
+
+async def state_of(run: RunHandle, *, store: Store, client: str = "", control: Control | None = None) -> RunState:
+    """The run's state from the store alone, as somebody sees it who has never worked on it."""
+    if control is None:
+        control, _ = await read_control(store, run.keys, run.plan)
+    journal = Journal(store, run.keys, run.plan.plan_id, client)
+    entries = await journal.refresh()
+    prefix = run.keys.commits_prefix()
+    at = store.now()
+    names = [head.key[len(prefix) : -len(".json")] async for head in store.list(prefix) if head.key.endswith(".json")]
+    commits = await read_commits(store, run.keys, names)
+    markers = await read_markers(store, run.keys, run.plan.plan_id)
+    return RunState(
+        plan=run.plan,
+        rules=rules_for(run.plan),
+        client=client,
+        control=control,
+        started_at=at,
+        attempts=fold({}, entries),
+        commits=commits,
+        commits_at=at,
+        starts=markers.starts,
+        ends=markers.ends,
+    )
