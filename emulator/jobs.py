@@ -67,7 +67,6 @@ class Request(msgspec.Struct, frozen=True):
     input: msgspec.Raw
     webhook: str | None = None
     policy: Policy | None = None
-    s3Config: msgspec.Raw | None = None
 
 
 @dataclass(frozen=True, slots=True)
