@@ -192,23 +192,23 @@ class Counters:
         return self.answers.get((operation, status), 0) / every if every else 0.0
 
 
-class _JobAnswer(msgspec.Struct):
+class _JobAnswer(msgspec.Struct, frozen=True):
     id: str
 
 
-class _StatusAnswer(msgspec.Struct):
+class _StatusAnswer(msgspec.Struct, frozen=True):
     status: str
     output: msgspec.Raw = msgspec.Raw(b"null")
     error: Any = None
     workerId: str | None = None
 
 
-class _JobGauges(msgspec.Struct):
+class _JobGauges(msgspec.Struct, frozen=True):
     inQueue: int = 0
     inProgress: int = 0
 
 
-class _WorkerGauges(msgspec.Struct):
+class _WorkerGauges(msgspec.Struct, frozen=True):
     idle: int = 0
     initializing: int = 0
     ready: int = 0
@@ -217,12 +217,12 @@ class _WorkerGauges(msgspec.Struct):
     unhealthy: int = 0
 
 
-class _HealthAnswer(msgspec.Struct):
+class _HealthAnswer(msgspec.Struct, frozen=True):
     jobs: _JobGauges = _JobGauges()
     workers: _WorkerGauges = _WorkerGauges()
 
 
-class _Outcome(msgspec.Struct):
+class _Outcome(msgspec.Struct, frozen=True):
     outcome: str | None = None
 
 
