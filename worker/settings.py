@@ -1,14 +1,14 @@
 """worker: what the environment says, read once and checked as a whole. Pure over a mapping.
 
-    NIGHTBATCH_MODEL          minilm, smollm2, tiny, a hub name, or a folder (required)
-    NIGHTBATCH_SERVED_NAME    the name that jobs and answers use; default: NIGHTBATCH_MODEL
-    NIGHTBATCH_REVISION       the hub revision to load; a job that asks for another is refused
-    NIGHTBATCH_TASK           generate or embed; default: what the named model does, else generate
-    NIGHTBATCH_CONCURRENCY    shards at once, 1 to 16; default 2 (at 1 the runpod SDK idles up to a second between shards)
-    NIGHTBATCH_STALL_S        seconds that one engine step may take before the worker gives the engine up; default 600
-    NIGHTBATCH_IMAGE          the image's digest, written into markers and commits
-    MAX_MODEL_LEN, DTYPE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, GPU_MEMORY_UTILIZATION    vLLM's, under the stock worker's names
-    VLLM_EXTRA                a JSON object of further vllm.EngineArgs; wins over all of the above
+NIGHTBATCH_MODEL          minilm, smollm2, tiny, a hub name, or a folder (required)
+NIGHTBATCH_SERVED_NAME    the name that jobs and answers use; default: NIGHTBATCH_MODEL
+NIGHTBATCH_REVISION       the hub revision to load; a job that asks for another is refused
+NIGHTBATCH_TASK           generate or embed; default: what the named model does, else generate
+NIGHTBATCH_CONCURRENCY    shards at once, 1 to 16; default 2 (at 1 the runpod SDK idles up to a second between shards)
+NIGHTBATCH_STALL_S        seconds that one engine step may take before the worker gives the engine up; default 600
+NIGHTBATCH_IMAGE          the image's digest, written into markers and commits
+MAX_MODEL_LEN, DTYPE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, GPU_MEMORY_UTILIZATION    vLLM's, under the stock worker's names
+VLLM_EXTRA                a JSON object of further vllm.EngineArgs; wins over all of the above
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Settings:
             value: Any = read(name, parse, None)
             if value is not None:
                 arguments[argument] = value
-        arguments |= read("VLLM_EXTRA", _object, {})
+        nothing: dict[str, Any] = {}
+        arguments |= read("VLLM_EXTRA", _object, nothing)
         settings = cls(
             model=model,
             served_name=environ.get("NIGHTBATCH_SERVED_NAME", "").strip() or model,

@@ -166,6 +166,8 @@ class Generated:
     prompt_tokens: int
     choices: tuple[Choice, ...]
     prompt_logprobs: tuple[StepLogprobs | None, ...] | None = None
+    structured: bool = False
+    """Whether the row asked for a format that the text has to keep."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ one GiB of key-value cache, because vLLM otherwise takes half of the machine; fl
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import MutableMapping
 from typing import Any, Final
 
 from worker.engine.thread import ThreadedEngine
-from worker.models import resolve
+from worker.models import cache_root, resolve
 from worker.settings import Settings
 
 ENVIRONMENT: Final = {
@@ -33,10 +34,13 @@ CPU_ARGS: Final[dict[str, Any]] = {
 
 def launch(settings: Settings, environ: MutableMapping[str, str] = os.environ) -> ThreadedEngine:
     """Load the model and start its thread; takes seconds to minutes. Whatever vLLM raises while loading comes out."""
+    started = time.monotonic()
     folder = resolve(settings.model, environ)
     for name, value in ENVIRONMENT.items():
         environ.setdefault(name, value)
+    # What vLLM learns of a model's class costs it a process of 8 s; kept with the other caches it is paid once, also under another HOME.
+    environ.setdefault("VLLM_CACHE_ROOT", str(cache_root(environ) / "vllm"))
     from worker.engine.vllm_core import VllmCore, on_cpu
 
     arguments = {"model": folder, **(CPU_ARGS if on_cpu() else {}), **settings.engine_args}
-    return ThreadedEngine(VllmCore(settings.kind, arguments, settings.served_name))
+    return ThreadedEngine(VllmCore(settings.kind, arguments, settings.served_name, started))

@@ -153,6 +153,11 @@ class ThreadedEngine:
                 self._aborting.append(batch)
                 self._wake.notify()
 
+    def give_up(self, reason: str) -> None:
+        """End every batch with EngineDied although the thread hangs in a step; results of that step are dropped."""
+        log.error("the engine is given up: %s", reason)
+        self._die(EngineDied(f"the engine was given up: {reason}"))
+
     def close(self, timeout: float = 30.0) -> None:
         """Stop the thread and the core; batches in flight end with EngineDied."""
         with self._wake:
@@ -181,7 +186,7 @@ class ThreadedEngine:
 
     def _die(self, error: EngineDied) -> None:
         with self._wake:
-            self._died = error
+            self._died = self._died or error
             self._busy_since = None
             waiting = self._batches + self._new
             self._batches, self._new = [], []

@@ -44,10 +44,12 @@ _LEAST_LOGPROB = -9999.0
 
 
 class VllmCore:
-    """One model in vLLM. `engine_args`: keyword arguments of vllm.EngineArgs; made in the constructor, which takes seconds to minutes."""
+    """One model in vLLM, loaded by the constructor, which takes seconds to minutes.
 
-    def __init__(self, kind: EngineKind, engine_args: dict[str, Any], served_name: str) -> None:
-        started = time.monotonic()
+    `engine_args`: keyword arguments of vllm.EngineArgs. `started`: when loading began, by time.monotonic(); importing vLLM counts.
+    """
+
+    def __init__(self, kind: EngineKind, engine_args: dict[str, Any], served_name: str, started: float) -> None:
         import torch
         import vllm
         from vllm.engine.arg_utils import EngineArgs
@@ -208,7 +210,7 @@ class VllmCore:
             prompt_logprobs=want.prompt_logprobs,
             skip_special_tokens=want.skip_special_tokens,
             spaces_between_special_tokens=want.spaces_between_special_tokens,
-            logit_bias=want.logit_bias,  # type: ignore[arg-type]
+            logit_bias=want.logit_bias,
             allowed_token_ids=list(want.allowed_token_ids) if want.allowed_token_ids is not None else None,
             bad_words=list(want.bad_words),
             structured_outputs=structured,
@@ -216,9 +218,7 @@ class VllmCore:
             skip_clone=True,
         )
 
-    def _tokenized(
-        self, rows: Sequence[tuple[str, EmbedRequest]], refused: list[tuple[str, Refused]]
-    ) -> dict[str, tuple[Any, Any]]:
+    def _tokenized(self, rows: Sequence[tuple[str, EmbedRequest]], refused: list[tuple[str, Refused]]) -> dict[str, tuple[Any, Any]]:
         """Texts to tokens, many at once: the fast tokenizer uses all cores then. A chunk that fails as a whole is done row by row."""
         if not rows:
             return {}
@@ -246,9 +246,7 @@ class VllmCore:
                 try:
                     if not tokens[key]:
                         raise _Wrong("empty_prompt", "the input has no tokens.")
-                    prompt = tokenize.apply_post_tokenization(
-                        self._renderer.tokenizer, VllmTokens(prompt_token_ids=tokens[key])
-                    )
+                    prompt = tokenize.apply_post_tokenization(self._renderer.tokenizer, VllmTokens(prompt_token_ids=tokens[key]))
                     params = PoolingParams(task="embed", dimensions=row.dimensions)
                     ready[key] = self._renderer.process_for_engine(prompt, arrival, tok_params=tokenize), params
                 except Exception as error:  # a bad row, as in `add`
@@ -270,9 +268,7 @@ class VllmCore:
             max_total_tokens_param="max_model_len",
         )
 
-    def _encode(
-        self, tokenize: Any, group: list[tuple[str, EmbedRequest]], refused: list[tuple[str, Refused]]
-    ) -> dict[str, list[int]]:
+    def _encode(self, tokenize: Any, group: list[tuple[str, EmbedRequest]], refused: list[tuple[str, Refused]]) -> dict[str, list[int]]:
         tokenizer: Any = self._renderer.get_tokenizer()
         done: dict[str, list[int]] = {}
         keys: list[str] = []
@@ -323,28 +319,29 @@ class VllmCore:
             return Embedded(row.index, prompt_tokens, np.ascontiguousarray(vector.reshape(-1), dtype=np.float32))
         if not output.outputs:
             return Refused(row.index, RowError(code="no_output", message="the engine ended this row without any output."), prompt_tokens)
-        wants = row.sampling.logprobs is not None
+        most = row.sampling.logprobs
+        if most is not None and not isinstance(row.prompt, ChatPrompt):
+            most += 1  # vLLM's server gives completions the chosen token beside the alternatives, chat within them
         choices = []
         for one in sorted(output.outputs, key=lambda item: item.index):
             if one.finish_reason in ("abort", "error"):
-                return Refused(row.index, RowError(code="engine_error", message=f"the engine ended this row early ({one.finish_reason})."), prompt_tokens)
+                why = f"the engine ended this row early ({one.finish_reason})."
+                return Refused(row.index, RowError(code="engine_error", message=why), prompt_tokens)
             if not one.token_ids:
                 return Refused(row.index, RowError(code="no_output", message="the engine ended this row without any token."), prompt_tokens)
             steps = None
-            if wants and one.logprobs is not None:
-                steps = tuple(self._step(token, position) for token, position in zip(one.token_ids, one.logprobs, strict=True))
-            choices.append(
-                Choice(one.index, one.text, len(one.token_ids), one.finish_reason, one.stop_reason, steps)
-            )
+            if most is not None and one.logprobs is not None:
+                steps = tuple(self._step(token, position, most) for token, position in zip(one.token_ids, one.logprobs, strict=True))
+            choices.append(Choice(one.index, one.text, len(one.token_ids), one.finish_reason, one.stop_reason, steps))
         prompt_logprobs = None
         if row.sampling.prompt_logprobs is not None and output.prompt_logprobs is not None:
             prompt_logprobs = tuple(
                 None if position is None else self._step(token, position)
                 for token, position in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
             )
-        return Generated(row.index, prompt_tokens, tuple(choices), prompt_logprobs)
+        return Generated(row.index, prompt_tokens, tuple(choices), prompt_logprobs, row.sampling.structured is not None)
 
-    def _step(self, token_id: int, position: Any) -> StepLogprobs:
+    def _step(self, token_id: int, position: Any, most: int | None = None) -> StepLogprobs:
         tokenizer: Any = self._renderer.get_tokenizer()
 
         def one(number: int, value: Any) -> TokenLogprob:
@@ -353,7 +350,7 @@ class VllmCore:
 
         top = tuple(one(number, value) for number, value in (position or {}).items())
         chosen = next((item for item in top if item.token_id == token_id), None)
-        return StepLogprobs(chosen or TokenLogprob(int(token_id), tokenizer.decode([token_id]), None, None), top)
+        return StepLogprobs(chosen or TokenLogprob(int(token_id), tokenizer.decode([token_id]), None, None), top[:most])
 
 
 class _Wrong(Exception):
