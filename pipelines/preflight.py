@@ -1,0 +1,346 @@
+"""pipelines: read the whole dataset before anything is sent, and list every row that cannot be sent. Touches files through the reader.
+
+What one reading leaves: a length, an output limit and a digest for each row (48 bytes a row, 32 of them in a temporary file), so that a
+large dataset is planned in little memory. Ids are compared by their 64-bit hashes; only if two hashes meet is the dataset read once more,
+to look at those ids themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Literal
+
+import msgspec
+import zstandard
+
+from contract.errors import BadRow, DatasetError
+from contract.lines import LEVEL
+from contract.rows import InputDigest, row_digest
+from pipelines.dataset.reader import Reader
+from pipelines.dataset.records import FATAL
+from pipelines.dataset.rows import RowProblem
+from pipelines.pack import TokenSample
+
+SHOWN: Final = 1000
+"""Bad rows that an error carries; all of them are in its file."""
+_DIGEST: Final = 32
+_FLUSH: Final = 4096
+
+
+class SkippedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `skipped.jsonl.zst`, and of the list of bad rows."""
+
+    file: str
+    line: int
+    code: str
+    reason: str
+    id: str | None
+
+
+class BadRows:
+    """Rows that cannot be sent: the first 1,000 in memory, all of them in a compressed temporary file, in the order they were met."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="nightbatch-bad-")  # noqa: SIM115 (closed by close)
+        self._packer = zstandard.ZstdCompressor(level=LEVEL).compressobj()
+        self._ended = False
+        self.shown: list[BadRow] = []
+        self.codes: Counter[str] = Counter()
+        self.fatal: list[BadRow] = []
+
+    @property
+    def total(self) -> int:
+        return self.codes.total()
+
+    def add(self, place: int, line: int, problem: RowProblem) -> None:
+        """`place`: the file's number."""
+        row = BadRow(self._names[place], line, problem.code, problem.reason)
+        self.codes[problem.code] += 1
+        if len(self.shown) < SHOWN:
+            self.shown.append(row)
+        if problem.code in FATAL:
+            self.fatal.append(row)
+        skipped = SkippedLine(file=row.file, line=line, code=row.code, reason=row.reason, id=problem.custom_id)
+        self._file.write(self._packer.compress(msgspec.json.encode(skipped) + b"\n"))
+
+    def compressed(self) -> bytes:
+        """All of them as one zstd object of JSON lines; ends the list."""
+        self._end()
+        return self._file.read()
+
+    def write_to(self, path: Path) -> None:
+        """All of them as plain JSON lines; ends the list."""
+        self._end()
+        with path.open("wb") as out, zstandard.ZstdDecompressor().stream_reader(self._file, closefd=False) as reader:
+            shutil.copyfileobj(reader, out)
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._file.write(self._packer.flush())
+            self._ended = True
+        self._file.seek(0)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def summary(self) -> str:
+        """`2 rows not_json, 1 row duplicate_id`, most frequent first."""
+        return ", ".join(f"{count:,} {code}" for code, count in self.codes.most_common())
+
+
+class ColumnKinds:
+    """Which kinds of values each column of JSON records held, over the whole dataset: what a table of them can be."""
+
+    _BITS: Final[dict[type, int]] = {type(None): 0, bool: 1, float: 8, str: 16}
+    _OTHER: Final = 32
+    _MOST: Final = 1000
+    _KINDS: Final[dict[int, Literal["bool", "int", "float", "str"]]] = {
+        1: "bool", 2: "int", 4: "int", 6: "int", 8: "float", 10: "float", 16: "str"
+    }  # fmt: skip
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def add(self, record: dict[str, Any]) -> None:
+        seen = self._seen
+        bits = self._BITS
+        for name, value in record.items():
+            kind = type(value)
+            if kind is int:
+                # 2: exact as a float as well, so that whole numbers among floats can be floats; 4: 64 bits; beyond: text.
+                bit = 2 if -(1 << 53) <= value <= 1 << 53 else 4 if -(1 << 63) <= value < 1 << 63 else self._OTHER
+            else:
+                bit = bits.get(kind, self._OTHER)
+            old = seen.get(name, -1)
+            if old < 0:
+                seen[name] = bit
+            elif old | bit != old:
+                seen[name] = old | bit
+
+    def columns(self) -> dict[str, Literal["bool", "int", "float", "str", "json"]] | None:
+        """Column -> kind, in order of first appearance; `json`: its values are kept as JSON text. None: too many for a table."""
+        if len(self._seen) > self._MOST:
+            return None
+        return {name: "str" if bits == 0 else self._KINDS.get(bits, "json") for name, bits in self._seen.items()}
+
+
+class Digests:
+    """The digests of all rows, in order, in a temporary file."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="nightbatch-rows-")  # noqa: SIM115 (closed by close)
+        self._held: list[bytes] = []
+        self.add = self._held.append
+
+    def flush(self) -> None:
+        self._file.write(b"".join(self._held))
+        self._held.clear()
+
+    def of(self, start: int, stop: int) -> str:
+        """sha256 over the digests of rows [start, stop): a shard's `source.digest`."""
+        self.flush()
+        self._file.seek(start * _DIGEST)
+        digest = hashlib.sha256()
+        left = (stop - start) * _DIGEST
+        while left:
+            data = self._file.read(min(left, 1 << 20))
+            assert data
+            digest.update(data)
+            left -= len(data)
+        self._file.seek(0, 2)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass
+class Scan:
+    """What one reading of the dataset found. Arrays hold one number a row, in row order, up to the limit; `rest_*` counts what follows."""
+
+    bad: BadRows
+    digests: Digests
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    """Bytes of the row's line."""
+    most: array[int] = field(default_factory=lambda: array("I"))
+    """The most output tokens that the row's body allows; 0: not said."""
+    offsets: array[int] | None = None
+    """Where the row's line begins in its file, if the dataset can be read in place."""
+    hashes: array[int] = field(default_factory=lambda: array("q"))
+    sample: TokenSample = field(default_factory=TokenSample)
+    kinds: ColumnKinds | None = None
+    columns_digest: str | None = None
+    starts: list[int] = field(default_factory=list)
+    """Index of each file's first row."""
+    rest_rows: int = 0
+    rest_bytes: int = 0
+    skipped: int = 0
+    """Bad rows before the limit."""
+    digest: str = ""
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    def suspects(self) -> frozenset[int]:
+        """Hashes of ids that more than one row has. Forgets all others."""
+        import numpy as np
+
+        if len(self.hashes) < 2:
+            return frozenset()
+        hashes = np.frombuffer(self.hashes, dtype=np.int64)
+        hashes.sort()
+        return frozenset(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+
+    def close(self) -> None:
+        self.bad.close()
+        self.digests.close()
+
+
+def scan(
+    reader: Reader, *, limit: int | None = None, watch: frozenset[int] = frozenset(), columns: bool = False, in_place: bool = False
+) -> Scan:
+    """Read every row once. `columns`: also learn what a table of the original columns would be; `in_place`: note where lines begin."""
+    names = [file.name for file in reader.files]
+    bad = BadRows(names)
+    found = Scan(bad, Digests(), offsets=array("Q") if in_place else None, kinds=ColumnKinds() if columns else None)
+    try:
+        _fill(found, reader, limit, watch, columns)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int], columns: bool) -> None:
+    records = columns and reader.format != "parquet"
+    whole = InputDigest()
+    table = hashlib.sha256()
+    encode = msgspec.json.Encoder().encode
+    watched = not watch and (reader.batch or reader.options.id_column is not None)
+    lengths, most_tokens, hashes, offsets = found.lengths.append, found.most.append, found.hashes.append, found.offsets
+    add_digest, flush, sample = found.digests.add, found.digests.flush, found.sample
+    kinds = found.kinds
+    starts = found.starts
+    end = limit if limit is not None else 1 << 62
+    index = 0
+    for place, _, offset, custom_id, line, most, record in reader.rows(found.bad.add, watch=watch):
+        if watched:
+            hashes(hash(custom_id))
+        if index >= end:
+            if not found.rest_rows:
+                found.skipped = found.bad.total
+            found.rest_rows += 1
+            found.rest_bytes += len(line)
+            continue
+        while place >= len(starts):
+            starts.append(index)
+        digest = row_digest(index, custom_id, line)
+        add_digest(digest)
+        whole.add(digest)
+        lengths(len(line))
+        most_tokens(most)
+        if offsets is not None:
+            if offset < 0:
+                offsets = found.offsets = None
+            else:
+                offsets.append(offset)
+        if index % sample.stride == 0:
+            sample.add(line)
+        if records:
+            assert kinds is not None
+            kinds.add(record)
+            table.update(encode(record))
+        index += 1
+        if index % _FLUSH == 0:
+            flush()
+    if not found.rest_rows:
+        found.skipped = found.bad.total
+    while len(starts) < len(reader.files):
+        starts.append(index)
+    if found.offsets is not None and (found.bad.total or reader.rewritten or reader.padded):
+        found.offsets = None
+    found.digest = whole.hexdigest()
+    if columns:
+        if not records:
+            _hash_files(table, reader)
+        found.columns_digest = table.hexdigest()
+
+
+def _hash_files(digest: hashlib._Hash, reader: Reader) -> None:
+    """Parquet: the files' bytes stand for their columns, because values have no canonical bytes across Arrow's versions."""
+    for file in reader.files:
+        with reader.source.local(file) as path, path.open("rb") as handle:
+            while chunk := handle.read(1 << 20):
+                reader.source.check()
+                digest.update(chunk)
+
+
+def preflight(
+    reader: Reader,
+    *,
+    on_bad_row: Literal["fail", "skip"] = "fail",
+    limit: int | None = None,
+    columns: bool = False,
+    in_place: bool = False,
+    list_to: Path | None = None,
+    again: Callable[[], None] | None = None,
+) -> tuple[Scan, frozenset[int]]:
+    """Read everything; the scan, and the hashes of ids to watch when the same rows are read again.
+
+    Raises DatasetError with every bad row (`fail`), with those that cannot be skipped, or because no row is left. `list_to`: where the
+    whole list is written when there are more bad rows than an error carries. `again`: told when the dataset must be read a second time.
+    """
+    found = scan(reader, limit=limit, columns=columns, in_place=in_place)
+    watch: frozenset[int] = frozenset()
+    try:
+        watch = found.suspects()
+        if watch:
+            found.close()
+            if again is not None:
+                again()
+            found = scan(reader, limit=limit, watch=watch, columns=columns, in_place=in_place)
+        found.hashes = array("q")
+        _judge(found, reader, on_bad_row, list_to)
+    except BaseException:
+        found.close()
+        raise
+    return found, watch
+
+
+def _judge(found: Scan, reader: Reader, on_bad_row: Literal["fail", "skip"], list_to: Path | None) -> None:
+    bad = found.bad
+    where = reader.files[0].name if len(reader.files) == 1 else f"{reader.files[0].name} and {len(reader.files) - 1} more"
+    total = bad.total
+    rows = found.rows + found.rest_rows
+    if total and (on_bad_row == "fail" or bad.fatal):
+        listed = ""
+        if list_to is not None and total > len(bad.shown):
+            bad.write_to(list_to)
+            listed = f" All of them are listed in {list_to}."
+        if on_bad_row == "skip":
+            raise DatasetError(
+                f"{len(bad.fatal)} of its files cannot be read to the end.",
+                bad_rows=bad.fatal,
+                where=where,
+                fix="Mend or leave out the file; nothing was sent.",
+            )
+        raise DatasetError(
+            f"{total:,} of {rows + total:,} rows cannot be sent ({bad.summary()}).",
+            bad_rows=bad.shown,
+            total=total,
+            where=where,
+            fix=f"Mend them, or leave them out with --on-bad-row skip; nothing was sent.{listed}",
+        )
+    if not found.rows:
+        if total:
+            raise DatasetError(f"no row is left: all {total:,} are bad ({bad.summary()}).", bad_rows=bad.shown, total=total, where=where)
+        raise DatasetError("the dataset has no rows.", where=where, fix="Nothing was sent.")
