@@ -128,9 +128,12 @@ _REQUEST: Final = msgspec.json.Decoder(Request)
 def parse_request(body: bytes) -> Request:
     """Read a /run or /runsync body. Raises UsageError (the server answers 400) naming the field."""
     try:
+        body.decode()  # parts that are only passed on are not looked at otherwise
         request = _REQUEST.decode(body)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"The job request is not valid: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"The job request is not valid: {error}") from None
+        raise UsageError(f"The job request is not JSON: {error}.") from None
     policy = request.policy
     if policy is not None:
         _in_range("policy.executionTimeout", policy.executionTimeout, EXECUTION_TIMEOUT_RANGE_MS)

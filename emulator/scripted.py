@@ -7,6 +7,7 @@ May touch: HTTP to the emulator.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from emulator.config import EndpointConfig
 from emulator.workers import WorkerHandle
 
 PING_S: Final = 10.0
+GRACE_S: Final = 10.0
+"""From being told to leave to being killed, in seconds of the emulator's clock."""
 
 ScriptedHandler = Callable[[dict[str, Any], "ScriptedWorker"], Awaitable[Any]]
 
@@ -67,7 +70,9 @@ class ScriptedWorker:
             raise
 
     def terminate(self) -> None:
-        self._leaving.set()
+        if not self._leaving.is_set():
+            self._leaving.set()
+            asyncio.get_running_loop().call_later(self.clock.real_seconds(GRACE_S), self.kill)
 
     def kill(self) -> None:
         """End at once: nothing more is posted, its connections close."""
@@ -139,7 +144,7 @@ class ScriptedWorker:
         """Post a result (or a chunk) by hand; the status of the answer."""
         operation = "job-stream" if stream else "job-done"
         url = f"{self._plane}/{operation}/{self.id}/{job_id}?gpu=SIM&isStream=false"
-        async with self._session.post(url, data=json.dumps(body).encode()) as answer:
+        async with self._session.post(url, data=io.BytesIO(json.dumps(body).encode())) as answer:
             return answer.status
 
     async def _obey(self) -> None:

@@ -8,6 +8,7 @@ answer, otherwise two more attempts; a webhook that never succeeds changes nothi
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
@@ -118,7 +119,7 @@ class WebhookSender:
             "traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01",
         }
         try:
-            async with self._session.post(webhook.url, data=webhook.body, headers=headers) as answer:
+            async with self._session.post(webhook.url, data=io.BytesIO(webhook.body), headers=headers) as answer:
                 await answer.read()
                 return 200 <= answer.status < 300
         except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -39,7 +40,7 @@ class Api:
 
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         """Status and decoded body."""
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        data = None if body is None else io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         async with self._session.request(method, f"{self._base}/{path}", data=data, headers=headers or self._headers) as answer:
             text = await answer.read()
             return answer.status, json.loads(text) if text else None
@@ -75,7 +76,7 @@ async def emulated(
 ) -> AsyncIterator[tuple[Emulator, Api]]:
     """A running emulator without S3 and a client of its first endpoint. A time that runs 100 times faster unless a clock is given."""
     config = EmulatorConfig(state_dir=str(state_dir), endpoints=endpoints, **{"s3": False, **settings})
-    async with Emulator(config, scripted=scripts, clock=clock or FastClock(100)) as emulator, aiohttp.ClientSession() as session:
+    async with Emulator(config, scripted=scripts, clock=clock or FastClock(100)) as emulator, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         yield emulator, Api(session, emulator, endpoints[0].endpoint_id)
 
 

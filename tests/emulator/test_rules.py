@@ -76,7 +76,7 @@ def test_the_requests_execution_timeout_goes_before_the_endpoints() -> None:
         (b'{"input": 1, "policy": {"executionTimeout": 4999}}', "policy.executionTimeout"),
         (b'{"input": 1, "policy": {"lowPriority": "yes"}}', "lowPriority"),
         (b'{"input": 1, "webhook": 5}', "webhook"),
-        (b'{"input": "\xff"}', ""),
+        (b'{"input": "\xff"}', "utf-8"),
     ],
 )
 def test_a_bad_request_is_refused_by_naming_the_field(body: bytes, named: str) -> None:
