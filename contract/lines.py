@@ -65,6 +65,8 @@ class _Lines:
                 chunk = self._inflate.decompress(chunk)
             except zstandard.ZstdError as error:
                 raise ContractError(f"damaged: {error}.", where=self._where) from None
+            if self._inflate.unused_data:
+                raise ContractError("damaged: something follows its end.", where=self._where)
         head, newline, tail = chunk.rpartition(b"\n")
         if not newline:
             self._keep(chunk)

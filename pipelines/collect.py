@@ -47,9 +47,11 @@ from pipelines.outputs import (
     output_names,
     s3_key,
     skipped_line,
+    sweep,
     table_of,
 )
-from pipelines.parts import LeafRows, Leaves, SkippedLine, coverage, read_skipped, row_error
+from pipelines.parts import LeafRows, Leaves, coverage, read_skipped, row_error
+from pipelines.preflight import SkippedLine
 from pipelines.seal import freeze, seal_of, seal_problems
 
 T = TypeVar("T")
@@ -219,6 +221,8 @@ class _Writer:
 
     def __init__(self, plan: Plan, names: OutputNames, folder: Path, dtype: Dtype) -> None:
         self._plan, self._names, self._dtype = plan, names, dtype
+        for name in (names.out, names.errors, names.seal):
+            sweep(folder, name)
         self.out_draft = draft_path(folder, names.out)
         self.errors_draft = draft_path(folder, names.errors)
         self.seal_draft = draft_path(folder, names.seal)
@@ -259,9 +263,7 @@ class _Writer:
             layout = self._layout or layout_for(self._plan, None, self._dtype)
             facts = replace_facts(facts, renamed=layout.renamed)
             self._table.close(facts, empty_table(layout, self._columns))
-        facts = replace_facts(
-            facts, output=file_facts(self.out_draft, self._names.out), errors=file_facts(self.errors_draft, self._names.errors)
-        )
+        facts = replace_facts(facts, output=file_facts(self.out_draft), errors=file_facts(self.errors_draft))
         self.seal_draft.write_bytes(encode(facts) + b"\n")
         return facts
 

@@ -44,7 +44,8 @@ from pipelines.outputs import (
     table_of,
     vector_of_body,
 )
-from pipelines.parts import Column, Indices, LeafRows, SkippedLine, vectors_of
+from pipelines.parts import Column, Indices, LeafRows, vectors_of
+from pipelines.preflight import SkippedLine
 from pipelines.seal import Sealed
 
 BATCH_ROWS: Final = 4096
@@ -198,7 +199,7 @@ class Follow:
             elif have[0] == NO_INDEX:
                 self._finding("there is something that is no row of the plan", shard, None)
                 self.cursor.advance(1)
-            elif have[0] > indices[at]:
+            elif have[0] > indices[at] and not (len(have) > 1 and have[1] == indices[at]):
                 self._finding("the row is missing", shard, int(indices[at]))
                 at += 1
             else:
@@ -248,6 +249,7 @@ class OutputCheck:
         self._layout: Layout | None = None
         self._dtype: Dtype = "float32"
         self.facts: OutputFacts | None = None
+        self._inside: OutputFacts | None = None
         self.provable = True
         """Whether the file alone gives the shard digests."""
 
@@ -290,8 +292,10 @@ class OutputCheck:
         ):
             if path is None:
                 notes.add("the file is missing", where=name)
-            elif said is not None and self.facts is not None:
-                self._compare_file(said, file_facts(path, name), name)
+            elif self.facts is not None and said is None:
+                notes.add("the seal file does not say what the file should be", where=name)
+            elif said is not None:
+                self._compare_file(said, file_facts(path), name)
         if out is not None:
             self._open_rows(out, sealed)
         if errors is not None:
@@ -313,15 +317,22 @@ class OutputCheck:
 
     def _compare_facts(self, facts: OutputFacts, where: str, sealed: Sealed | None) -> None:
         plan, notes = self._plan, self._notes
-        if facts.plan != plan.plan_id:
-            notes.add(f"the output is of plan {facts.plan[:8]}, and the run's is {plan.plan_id[:8]}", where=where)
+        if facts.plan != plan.plan_id or facts.run != plan.run:
+            notes.add(f"the output is of run {facts.run}, plan {facts.plan[:8]}, not of {plan.run}, plan {plan.plan_id[:8]}", where=where)
         if facts.partial or facts.seal is None:
             notes.add("it is a partial output", where=where)
         elif sealed is None or facts.seal != sealed.digest:
             notes.add(f"the output was made through seal {facts.seal[:12]}, which is not the run's", where=where)
         wanted = (plan.dataset.rows, sum(n.commit.ok for n in self._nodes), sum(n.commit.failed for n in self._nodes), plan.dataset.skipped)
-        if (facts.rows, facts.ok, facts.failed, facts.skipped) != wanted:
-            notes.add("the counts of rows, ok, failed and skipped are not the run's", where=where)
+        if (facts.rows, facts.ok, facts.failed, facts.skipped) != wanted or facts.missing:
+            notes.add("the counts of rows, ok, failed, skipped and missing are not the run's", where=where)
+
+    def _compare_options(self, facts: OutputFacts, where: str) -> None:
+        """The rest of the facts, once the layout is known."""
+        embed = self._plan.task.kind == "embed"
+        renamed = self._layout.renamed if self._layout is not None else {}
+        if facts.dtype != (self._dtype if embed else None) or facts.renamed != renamed:
+            self._notes.add("dtype or renamed columns are not those of the file", where=where)
 
     def _compare_file(self, said: OutputFile, found: OutputFile, where: str) -> None:
         if said.size != found.size:
@@ -345,7 +356,9 @@ class OutputCheck:
                 notes.add("the Parquet metadata do not name a seal", where=names.out)
             else:
                 try:
-                    self._compare_facts(decode(metadata, OutputFacts, where=names.out), names.out, sealed)
+                    inside: OutputFacts = decode(metadata, OutputFacts, where=names.out)
+                    self._compare_facts(inside, names.out, sealed)
+                    self._inside = inside
                 except ContractError as error:
                     notes.error(error)
             if "row_index" not in schema.names or "row_digest" not in schema.names:
@@ -416,6 +429,9 @@ class OutputCheck:
             found = list(self._error_lines.rest())
             if wanted is not None and found != wanted:
                 self._notes.add("the skipped rows at its end are not those that the plan recorded", where=self._names.errors)
+        for facts, where in ((self.facts, self._names.seal), (self._inside, self._names.out)):
+            if facts is not None and self._rows is not None:
+                self._compare_options(facts, where)
         if not self.compared or not self.provable:
             return
         for node, proof in zip(self._nodes, self._proofs, strict=True):

@@ -21,6 +21,7 @@ import binascii
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,8 @@ from contract.errors import NotAsWanted, UsageError, VerifyFailed
 from contract.models import VERSION, Count, Hex64, Model, RowRange, TaskKind, encode
 from contract.rows import ErrorLine
 from contract.store import Store
-from pipelines.parts import Column, EmbedRows, GenerateRows, LeafRows, Rows, SkippedLine
+from pipelines.parts import Column, EmbedRows, GenerateRows, LeafRows, Rows
+from pipelines.preflight import SkippedLine
 
 Format = Literal["jsonl", "parquet"]
 Dtype = Literal["float32", "float16"]
@@ -154,17 +156,39 @@ def check_folder(name: str) -> Path:
 
 
 def draft_path(folder: Path, name: str) -> Path:
-    """A temporary name: hidden, never one that a reader would look for."""
-    return folder / f".{PurePosixPath(name).name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    """A temporary name: hidden, never one that a reader would look for. Carries who writes it, so that what a killed process left can be
+    told from what another one is writing."""
+    return folder / f".{PurePosixPath(name).name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+
+def sweep(folder: Path, name: str) -> None:
+    """Delete the drafts of `name` that processes of this machine left when they were killed."""
+    mark = f".{PurePosixPath(name).name}.{platform.node()}-"
+    for path in folder.glob("*.tmp"):
+        if path.name.startswith(mark):
+            pid = path.name[len(mark) :].partition("-")[0]
+            if pid.isdigit() and not _alive(int(pid)):
+                path.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    if os.name != "posix":
+        return True  # there, signal 0 is not a question
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------------------
 
 
 class OutputFile(Model, frozen=True, kw_only=True):
-    """One file as it was written."""
+    """One file as it was written. Its name is not kept: a file that was moved with its companions is still the same."""
 
-    name: str
     size: Count
     sha256: Hex64
 
@@ -188,11 +212,11 @@ class OutputFacts(Model, frozen=True, kw_only=True):
     errors: OutputFile | None = None
 
 
-def file_facts(path: Path, name: str) -> OutputFile:
+def file_facts(path: Path) -> OutputFile:
     """Size and sha256 of a file that is whole."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return OutputFile(name=PurePosixPath(name).name, size=path.stat().st_size, sha256=digest)
+    return OutputFile(size=path.stat().st_size, sha256=digest)
 
 
 # --- lines ---------------------------------------------------------------------------------------------------------------------------

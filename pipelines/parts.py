@@ -11,10 +11,10 @@ import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,6 +26,7 @@ from contract.models import ObjectRef, PartCommit, Plan, SealedNode, ShardPlan, 
 from contract.rows import ErrorLine, InputDigest, PartLine, RowError, ShardDigest
 from contract.store import Store
 from pipelines.findings import Finding
+from pipelines.preflight import SkippedLine
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
@@ -400,25 +401,19 @@ def digests(rows: LeafRows) -> LeafDigests:
     return LeafDigests(tuple(merged), whole.hexdigest(), shard.hexdigest())
 
 
-class SkippedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the plan's skipped object: a row that preflight left out with `--on-bad-row skip`."""
-
-    file: str
-    line: int
-    code: str
-    reason: str
-    id: str | None = None
-
-
 async def read_skipped(store: Store, plan: Plan, folder: Path) -> tuple[SkippedLine, ...]:
-    """Rows that preflight left out, in dataset order. Raises VerifyFailed where the object is gone or altered."""
+    """Rows that preflight left out, in dataset order. Raises VerifyFailed where the object is gone or altered.
+
+    The object lists every bad row of the dataset; with `--limit` only those before the limit were left out, and come first.
+    """
     ref = plan.dataset.skipped_object
     if ref is None:
         return ()
     where = f"s3://{store.bucket}/{ref.key}"
     path = await fetch(store, ref, folder)
     try:
-        return tuple(decode(line, SkippedLine, where=where) for line in file_lines(path, where=where))
+        every = (decode(line, SkippedLine, where=where) for line in file_lines(path, where=where))
+        return tuple(islice(every, plan.dataset.skipped))
     except ContractError as error:
         raise VerifyFailed(error.what, where=where) from None
     finally:

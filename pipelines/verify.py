@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,8 @@ from pipelines.collect import OpenStore, Progress
 from pipelines.compare import OutputCheck
 from pipelines.findings import Finding, Notes
 from pipelines.outputs import s3_key
-from pipelines.parts import EmbedRows, LeafRows, Leaves, SkippedLine, ahead, coverage, digests, read_skipped
+from pipelines.parts import EmbedRows, LeafRows, Leaves, ahead, coverage, digests, read_skipped
+from pipelines.preflight import SkippedLine
 from pipelines.seal import Sealed, read_seal, seal_of, seal_problems
 
 READ_AT_ONCE: Final = 16
@@ -203,6 +205,7 @@ def _check_commits(
     notes: Notes,
 ) -> None:
     """Commits of another plan or of no shard, and commits that are no longer what was sealed."""
+    sealed_leaves = {node.shard: node.source for node in nodes}
     known = {shard.shard for shard in plan.shards}
     waiting = [commit for commit in (commits.get(shard) for shard in sorted(known)) if commit is not None]
     while waiting:
@@ -218,14 +221,21 @@ def _check_commits(
             notes.add(f"the commit is that of shard {commit.shard}", shard=shard, where=where)
         elif shard not in known:
             notes.add("the commit is of no shard of the plan", shard=shard, where=where)
-    if sealed is None:
-        return
+    if sealed is None or plan.store.mode != "conditional":
+        return  # without conditional writes a commit may be replaced, and the seal is what makes that harmless
+    try:
+        leaves = [(leaf.shard, leaf.source) for leaf in build_tree(plan, commits).leaves]
+        for shard, source in leaves:
+            if sealed_leaves.get(shard) != source:
+                notes.add("the commits no longer make the shards that were sealed", shard=shard)
+    except ContractError as error:
+        notes.error(error)
     for node in nodes:
         now = commits.get(node.shard)
         where = f"s3://{store.bucket}/{keys.commit(node.shard)}"
         if now is None:
             notes.add("the commit that was sealed cannot be read any more", shard=node.shard, where=where)
-        elif now != node.commit and now.plan == plan.plan_id and plan.store.mode == "conditional":
+        elif now != node.commit and now.plan == plan.plan_id:
             notes.add("the commit is no longer the one that was sealed", shard=node.shard, where=where)
 
 
@@ -351,13 +361,27 @@ class _Inputs:
         chunks = store.read(key, *span) if span is not None else store.read(key)
         found: list[tuple[bytes, str]] = []
         async for line in read_lines(chunks, where=uri, compressed=key.endswith(".zst")):
-            ident = decode(line, _CustomId, where=uri).custom_id
+            ident = _custom_id(line, uri)
             found.append((row_digest(first + len(found), ident, line), ident))
         return found
 
 
 class _CustomId(msgspec.Struct, frozen=True):
     custom_id: str
+
+
+def _custom_id(line: bytes, where: str) -> str:
+    try:
+        return msgspec.json.decode(line, type=_CustomId).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:  # half a surrogate pair in the body is a fault of that row alone, and no reason not to know its id
+        ident = json.loads(line)["custom_id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        ident = None
+    if not isinstance(ident, str):
+        raise ContractError("a line has no custom_id.", where=where)
+    return ident
 
 
 # --- what was proven -----------------------------------------------------------------------------------------------------------------
