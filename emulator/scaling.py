@@ -3,7 +3,8 @@
 May touch: the standard library only. Rules from endpoint-configurations ("Auto-scaling type", "Idle timeout", "Active/Max workers"):
 
 - QUEUE_DELAY: a worker is added when a request has waited longer than the value (seconds). Read literally, each request asks for at most
-  one worker; and as observed (six jobs of 8 s on a cold endpoint stayed at two workers) none is added while another is still starting.
+  one worker. None is added while another is still starting: a guess that makes it as lazy as it was described (an observation of six
+  jobs of 8 s on a cold endpoint that stayed at two workers is lazier still; what RunPod does beyond the stated rule is not known).
 - REQUEST_COUNT: workers = ceil((in queue + in progress) / value).
 - lowPriority jobs never add a worker. Whether REQUEST_COUNT counts them is not documented: a switch of the endpoint, off by default.
 - A worker without work for the idle timeout stops, down to the minimum.
