@@ -220,7 +220,7 @@ def arrangements(draw: st.DrawFn) -> dict[str, Any]:
     return {"outcomes": outcomes, "cuts": cuts, "splits": tuple(splits), "shuffle": draw(st.integers(0, 1 << 16))}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(arrangements(), st.sampled_from(["generate", "embed"]))
 def test_any_partition_and_any_order_inside_the_parts_collects_to_the_same_file(arrangement: dict[str, Any], kind: Any) -> None:
     async def both() -> None:

@@ -305,7 +305,7 @@ async def test_shards_that_cannot_be_read_do_not_hide_what_is_wrong_elsewhere(tm
     assert any("could not be read" in line for line in report.not_proven)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_change_of_any_byte_of_any_object_or_file_is_found(data: st.DataObject) -> None:
     kind, suffix = data.draw(st.sampled_from(KINDS))
