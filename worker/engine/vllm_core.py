@@ -79,7 +79,7 @@ class VllmCore:
             max_model_len=int(self._model_config.max_model_len),
             dtype=str(self._model_config.dtype).removeprefix("torch."),
             load_s=time.monotonic() - started,
-            versions={"vllm": vllm.__version__, "torch": torch.__version__},
+            versions={"vllm": str(vllm.__version__), "torch": str(torch.__version__)},
         )
 
     @property
