@@ -37,7 +37,7 @@ def run(
     task: o.TaskOption,
     model: o.Model,
     out: o.Out = None,
-    stack: o.Stack = "local",
+    stack: o.Stack = None,
     facts: o.Facts = None,
     prompt: o.Prompt = None,
     column: o.Column = None,
@@ -46,22 +46,28 @@ def run(
     param: o.Param = None,
     max_tokens: o.MaxTokens = None,
     temperature: o.Temperature = None,
+    revision: o.Revision = None,
     limit: o.Limit = None,
     budget: o.Budget = None,
     on_bad_row: o.OnBad = o.OnBadRow.fail,
     pace: o.Pace = None,
+    again: o.Again = None,
+    name: o.Name = None,
+    deadline: o.Deadline = None,
     webhook_url: o.WebhookUrl = None,
+    dtype: o.DtypeOption = o.Dtype.float32,
     partial: o.Partial = False,
     dry_run: o.DryRun = False,
     json_output: o.Json = False,
 ) -> int:
-    """Plan, submit, follow, collect and verify: a dataset in, an output file out."""
+    """Plan, submit, follow, collect and verify: a dataset in, an output file out. The same command again goes on where it stopped."""
     from cli import work
 
     asked = work.Asked(
         paths=tuple(paths),
         task=task.value,
         model=model,
+        revision=revision,
         out=out,
         prompt=prompt,
         column=column,
@@ -72,11 +78,22 @@ def run(
         budget_usd=budget,
         on_bad_row=on_bad_row.value,
         pace=pace,
+        again=again,
+        name=name,
     )
     where = work.Where(stack, facts)
     if dry_run:
         return work.show_plan(where, asked, store=False)
-    return work.run(where, asked, webhook_url=webhook_url, partial=partial)
+    how = work.Following(
+        out=out,
+        budget_usd=budget,
+        pace=pace,
+        deadline=deadline,
+        webhook_url=webhook_url,
+        partial=partial,
+        dtype=dtype.value,
+    )
+    return work.run(where, asked, how)
 
 
 @app.command("plan", short_help="Check, cut and price a dataset; send nothing.")
@@ -86,7 +103,7 @@ def plan(
     task: o.TaskOption,
     model: o.Model,
     out: o.Out = None,
-    stack: o.Stack = "local",
+    stack: o.Stack = None,
     facts: o.Facts = None,
     prompt: o.Prompt = None,
     column: o.Column = None,
@@ -95,19 +112,23 @@ def plan(
     param: o.Param = None,
     max_tokens: o.MaxTokens = None,
     temperature: o.Temperature = None,
+    revision: o.Revision = None,
     limit: o.Limit = None,
     budget: o.Budget = None,
     on_bad_row: o.OnBad = o.OnBadRow.fail,
     pace: o.Pace = None,
+    again: o.Again = None,
+    name: o.Name = None,
     json_output: o.Json = False,
 ) -> int:
-    """Read and check a dataset, cut it into shards, price it and store the plan. Sends no job: `submit` does."""
+    """Read and check a dataset, cut it into shards, price it and store the plan with its rows. Sends no job: `submit` does."""
     from cli import work
 
     asked = work.Asked(
         paths=tuple(paths),
         task=task.value,
         model=model,
+        revision=revision,
         out=out,
         prompt=prompt,
         column=column,
@@ -118,6 +139,8 @@ def plan(
         budget_usd=budget,
         on_bad_row=on_bad_row.value,
         pace=pace,
+        again=again,
+        name=name,
     )
     return work.show_plan(work.Where(stack, facts), asked, store=True)
 
@@ -126,16 +149,20 @@ def plan(
 @guarded
 def submit(
     run: o.Run,
-    stack: o.Stack = "local",
+    stack: o.StackOfRun = None,
     facts: o.Facts = None,
     budget: o.Budget = None,
+    pace: o.Pace = None,
+    deadline: o.Deadline = None,
     webhook_url: o.WebhookUrl = None,
+    allow_mixed_image: o.MixedImage = False,
     json_output: o.Json = False,
 ) -> int:
     """Send a planned run's jobs and follow them until every shard is done. Does not collect: `collect` does."""
     from cli import work
 
-    return work.submit(work.Where(stack, facts), run, budget_usd=budget, webhook_url=webhook_url)
+    how = work.Following(budget_usd=budget, pace=pace, deadline=deadline, webhook_url=webhook_url, allow_mixed_image=allow_mixed_image)
+    return work.submit(work.Where(stack, facts), run, how)
 
 
 @app.command("resume", short_help="Go on with an interrupted run.")
@@ -143,22 +170,36 @@ def submit(
 def resume(
     run: o.Run,
     out: o.Out = None,
-    stack: o.Stack = "local",
+    stack: o.StackOfRun = None,
     facts: o.Facts = None,
     budget: o.Budget = None,
+    pace: o.Pace = None,
+    deadline: o.Deadline = None,
     webhook_url: o.WebhookUrl = None,
+    allow_mixed_image: o.MixedImage = False,
+    dtype: o.DtypeOption = o.Dtype.float32,
     partial: o.Partial = False,
     json_output: o.Json = False,
 ) -> int:
     """Go on with a run that was interrupted, from any machine: send what is missing, follow, collect, verify."""
     from cli import work
 
-    return work.resume(work.Where(stack, facts), run, out=out, budget_usd=budget, webhook_url=webhook_url, partial=partial)
+    how = work.Following(
+        out=out,
+        budget_usd=budget,
+        pace=pace,
+        deadline=deadline,
+        webhook_url=webhook_url,
+        partial=partial,
+        dtype=dtype.value,
+        allow_mixed_image=allow_mixed_image,
+    )
+    return work.resume(work.Where(stack, facts), run, how)
 
 
 @app.command("status", short_help="How far, what it cost, what is missing.")
 @guarded
-def status(run: o.Run, stack: o.Stack = "local", facts: o.Facts = None, json_output: o.Json = False) -> int:
+def status(run: o.Run, stack: o.StackOfRun = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
     """Say how far a run is, what it has cost and what is missing, from storage."""
     from cli import work
 
@@ -170,15 +211,16 @@ def status(run: o.Run, stack: o.Stack = "local", facts: o.Facts = None, json_out
 def collect(
     run: o.Run,
     out: o.Out = None,
-    stack: o.Stack = "local",
+    stack: o.StackOfRun = None,
     facts: o.Facts = None,
+    dtype: o.DtypeOption = o.Dtype.float32,
     partial: o.Partial = False,
     json_output: o.Json = False,
 ) -> int:
     """Seal a complete run and write its output and errors files, in input order."""
     from cli import work
 
-    return work.collect(work.Where(stack, facts), run, out=out, partial=partial)
+    return work.collect(work.Where(stack, facts), run, work.Following(out=out, dtype=dtype.value, partial=partial))
 
 
 @app.command("verify", short_help="Prove that every row has one result.")
@@ -186,34 +228,35 @@ def collect(
 def verify(
     run: o.Run,
     out: o.Out = None,
-    stack: o.Stack = "local",
+    stack: o.StackOfRun = None,
     facts: o.Facts = None,
+    inputs: Annotated[bool, typer.Option("--inputs", help="Read the input rows again too, and check their digests.")] = False,
     json_output: o.Json = False,
 ) -> int:
     """Prove from storage that every row has one result, and that the output file is what was sealed."""
     from cli import work
 
-    return work.verify(work.Where(stack, facts), run, out=out)
+    return work.verify(work.Where(stack, facts), run, out, inputs=inputs)
 
 
 @app.command("cancel", short_help="Stop a run; what is finished is kept.")
 @guarded
 def cancel(
     run: o.Run,
-    stack: o.Stack = "local",
+    stack: o.StackOfRun = None,
     facts: o.Facts = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Let the jobs that are running finish; start nothing new.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End running jobs too; what they have finished is kept.")] = False,
     json_output: o.Json = False,
 ) -> int:
-    """Stop a run: what is finished is kept, and `resume` goes on from there."""
+    """Start no more of a run's jobs and let running ones finish. `resume` goes on from there."""
     from cli import work
 
-    return work.cancel(work.Where(stack, facts), run, keep=keep)
+    return work.cancel(work.Where(stack, facts), run, stop=stop)
 
 
 @app.command("runs", short_help="List the stack's runs.")
 @guarded
-def runs(stack: o.Stack = "local", facts: o.Facts = None, json_output: o.Json = False) -> int:
+def runs(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
     """List the stack's runs, newest first."""
     from cli import work
 

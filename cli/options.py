@@ -34,14 +34,35 @@ TaskOption = Annotated[Task, typer.Option("--task", help="What is done to each r
 Model = Annotated[
     str, typer.Option("--model", metavar="NAME", help="The endpoint's name on the stack, or the model that it serves.", show_default=False)
 ]
-Stack = Annotated[str, typer.Option("--stack", metavar="NAME", envvar="NIGHTBATCH_STACK", help="Where it runs; see docs/stacks.md.")]
+Stack = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        metavar="NAME",
+        envvar="NIGHTBATCH_STACK",
+        help="Where it runs, see docs/stacks.md; local unless said.",
+        show_default=False,
+    ),
+]
+StackOfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        metavar="NAME",
+        envvar="NIGHTBATCH_STACK",
+        help="Where it runs; unless said what an s3:// address tells, else local.",
+        show_default=False,
+    ),
+]
 Facts = Annotated[
     Path | None,
     typer.Option("--facts", metavar="FILE", envvar="NIGHTBATCH_FACTS", help="The stack's facts file.", show_default=False),
 ]
 Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="The output, .jsonl or .parquet; errors go beside it.", show_default=False),
+    str | None,
+    typer.Option(
+        "--out", metavar="FILE", help="The output, .jsonl or .parquet, here or on s3://; errors go beside it.", show_default=False
+    ),
 ]
 Prompt = Annotated[
     str | None,
@@ -96,3 +117,28 @@ LocalModels = Annotated[
         show_default=False,
     ),
 ]
+
+
+class Dtype(StrEnum):
+    """How embeddings are written to Parquet."""
+
+    float32 = "float32"
+    float16 = "float16"
+
+
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="How embeddings are written to Parquet.")]
+Deadline = Annotated[
+    str | None,
+    typer.Option("--deadline", metavar="SPAN", help="Stop sending after this time from now, such as 6h or 45m.", show_default=False),
+]
+Again = Annotated[
+    str | None,
+    typer.Option("--again", metavar="NAME", help="Pay for another run of the same plan; else the first one goes on.", show_default=False),
+]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="What the run id begins with; else the dataset's name.", show_default=False)
+]
+Revision = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="The model's revision; the worker must serve it.", show_default=False)
+]
+MixedImage = Annotated[bool, typer.Option("--allow-mixed-image", help="Go on although the endpoint's image is not the planned one.")]

@@ -90,6 +90,11 @@ def set_up_logging(level: int = logging.WARNING) -> None:
     root.setLevel(level)
 
 
+def program() -> str:
+    """What a person types for this program: the wrapper of a clone says how it was called."""
+    return os.environ.get("NIGHTBATCH_PROGRAM", "nightbatch")
+
+
 def log_folder() -> Path:
     """Where the details of unexpected errors go."""
     from contract.facts import state_dir

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DRAWS_PER_SECOND = 4
 LINE_EVERY_S = 5.0
+SILENT_MOST_S = 20.0
+"""A log that says nothing for longer looks as if nothing happened."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """One thing that a person should know once, such as why nothing moves."""
+
+    def beat(self) -> None:
+        """Time passes: called about once a second, whether anything changed or not."""
 
 
 def duration(seconds: float) -> str:
@@ -73,6 +78,9 @@ class Quiet:
     def note(self, text: str) -> None:
         """Nothing to say."""
 
+    def beat(self) -> None:
+        """Nothing to repeat."""
+
 
 class Lines:
     """Plain lines: at the start and the end of a phase, and in between every few seconds when something changed."""
@@ -101,6 +109,11 @@ class Lines:
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    def beat(self) -> None:
+        now, snapshot = self._clock(), self._pending or self._printed
+        if snapshot is not None and now - self._printed_at >= (self._every_s if self._pending else SILENT_MOST_S):
+            self._print(snapshot, now)
 
     def finish(self) -> None:
         """Print the last moment of the phase if it is not out yet."""
@@ -139,6 +152,9 @@ class Live:
 
     def note(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
+
+    def beat(self) -> None:
+        """The view's own thread draws."""
 
     def finish(self) -> None:
         """Take the view off the screen and leave one line a phase."""

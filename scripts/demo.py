@@ -167,6 +167,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
     os.environ["NIGHTBATCH_HOME"] = str(STATE)
+    os.environ["NIGHTBATCH_PROGRAM"] = "./nightbatch"
     say("Nightbatch embeds 2,400 definitions and answers 248 questions with real vLLM on this machine's CPU, through RunPod's")
     say("job protocol and a real S3 server, proves that every row came back, and says what it would have cost on a GPU.")
     try:

@@ -1,0 +1,760 @@
+"""cli: what the commands do: find the stack, call the pipelines, show progress, print one result. Decides nothing about a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shlex
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from urllib.parse import urlsplit
+
+from cli.output import emit, say
+from cli.policy import program, session
+from cli.progress import Progress, Snapshot, shown
+from cli.report import Report, plan_lines, plan_record, report_lines, report_record
+from contract.errors import InfrastructureError, NightbatchError, NotFound, UsageError
+from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, load_stack, secrets_from
+from contract.keys import RunUri
+from contract.models import Plan, RowOptions, TaskKind, decode
+from contract.store import S3Store
+
+if TYPE_CHECKING:
+    from pipelines.collect import Collected
+    from pipelines.follow import DriveResult, Event
+    from pipelines.ledger import Ledger
+    from pipelines.plan import PlanEvent, PlannedRun
+    from pipelines.runs import RunHandle
+    from pipelines.verify import VerifyReport
+
+T = TypeVar("T")
+LOCAL = "local"
+
+
+# --- what was asked ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `run` and `plan` were told about the rows and the task."""
+
+    paths: tuple[str, ...]
+    task: TaskKind
+    model: str
+    revision: str | None = None
+    out: str | None = None
+    prompt: str | None = None
+    column: str | None = None
+    messages_column: str | None = None
+    id_column: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    budget_usd: float | None = None
+    on_bad_row: Literal["fail", "skip"] = "fail"
+    pace: int | None = None
+    again: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Following:
+    """How a run is followed and collected."""
+
+    out: str | None = None
+    budget_usd: float | None = None
+    pace: int | None = None
+    deadline: str | None = None
+    webhook_url: str | None = None
+    partial: bool = False
+    dtype: Literal["float32", "float16"] = "float32"
+    allow_mixed_image: bool = False
+
+
+@dataclass(frozen=True)
+class Where:
+    """The stack as the user named it; None: the one in the run's address, else local."""
+
+    stack: str | None = None
+    facts: Path | None = None
+
+    @property
+    def options(self) -> str:
+        """What to type again in a command that goes on."""
+        return (f" --stack {shlex.quote(self.stack)}" if self.stack else "") + (
+            f" --facts {shlex.quote(str(self.facts))}" if self.facts else ""
+        )
+
+
+def parse_params(texts: Sequence[str], *, max_tokens: int | None = None, temperature: float | None = None) -> dict[str, Any]:
+    """`--param KEY=VALUE`, where VALUE is JSON or else text, and the two options that are short for one. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError("is not KEY=VALUE.", where=f"--param {text}", fix="For example: --param top_p=0.9")
+        if key.strip() in found:
+            raise UsageError(f"`{key.strip()}` is given twice.", where="--param")
+        found[key.strip()] = _value(value, text)
+    for name, option in (("max_tokens", max_tokens), ("temperature", temperature)):
+        if option is not None:
+            if name in found:
+                raise UsageError(f"`{name}` is given twice.", where=f"--{name.replace('_', '-')}", fix=f"Leave out --param {name}=….")
+            found[name] = option
+    return found
+
+
+def _value(value: str, text: str) -> Any:
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return value
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        raise UsageError("is not a number that JSON knows.", where=f"--param {text}")
+    return parsed
+
+
+def parse_span(text: str) -> timedelta:
+    """`90s`, `45m`, `6h`, `2d`. Raises UsageError."""
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    try:
+        span = timedelta(**{units[text[-1:]]: float(text[:-1])})
+    except (KeyError, ValueError, OverflowError):
+        span = timedelta(0)
+    if span <= timedelta(0):
+        raise UsageError("is not a time span.", where=f"--deadline {text}", fix="For example: --deadline 6h (from now).")
+    return span
+
+
+# --- the stack -----------------------------------------------------------------------------------------------------------------------
+
+
+async def find_stack(where: Where, run: str | None = None, environ: Mapping[str, str] = os.environ) -> Stack:
+    """The stack that the user named, or the one that the run's own plan tells of. Its secrets are cut out of all output from here on."""
+    unnamed = where.stack is None and where.facts is None and not environ.get("NIGHTBATCH_FACTS")
+    if unnamed and run is not None and run.startswith("s3://") and environ.get("NIGHTBATCH_S3_ACCESS_KEY_ID"):
+        stack = await stack_of_run(RunUri.parse(run), environ)
+    else:
+        stack = load_stack(where.stack or LOCAL, environ=environ, facts_file=where.facts)
+    session.hide(stack.secrets.values)
+    return stack
+
+
+async def stack_of_run(uri: RunUri, environ: Mapping[str, str]) -> Stack:
+    """From the run's address, S3 keys and a RunPod key alone: what else there is to know is pinned in the plan.
+
+    The plan comes out of a bucket, so it may send the RunPod key only to RunPod itself or to this machine.
+    """
+    endpoint_url = environ.get("NIGHTBATCH_S3_ENDPOINT_URL")
+    if not endpoint_url:
+        raise UsageError(
+            "NIGHTBATCH_S3_ENDPOINT_URL must be set in the environment.", fix="It says where the bucket is; see docs/stacks.md."
+        )
+    at = StoreFacts(bucket=uri.bucket, endpoint_url=endpoint_url)
+    secrets = secrets_from(environ, at)
+    session.hide(secrets.values)
+    store = S3Store(secrets.s3)
+    try:
+        blob = await store.get(uri.keys.plan())
+    except NotFound:
+        raise UsageError("there is no run at this address.", where=str(uri)) from None
+    finally:
+        await store.close()
+    plan: Plan = decode(blob.data, Plan, where=f"{uri}/plan.json")
+    pinned = plan.infra
+    api_url = environ.get("RUNPOD_ENDPOINT_BASE_URL") or pinned.api_url
+    if api_url != API_URL and api_url == pinned.api_url and urlsplit(api_url).hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise UsageError(
+            f"the plan names {api_url} as RunPod's address.", where=str(uri), fix="If it is right, set RUNPOD_ENDPOINT_BASE_URL to it."
+        )
+    endpoint = EndpointFacts(
+        name=pinned.endpoint,
+        id=pinned.endpoint_id,
+        model=pinned.model,
+        tasks=(plan.task.kind,),
+        gpu=pinned.gpu,
+        gpu_count=pinned.gpu_count,
+        usd_per_second=pinned.usd_per_second,
+        workers_max=pinned.workers_max,
+        scaler=pinned.scaler,
+        scaler_value=pinned.scaler_value,
+        shards_per_worker=pinned.shards_per_worker,
+        execution_timeout_s=pinned.execution_timeout_s,
+        cold_start_s=pinned.cold_start_s,
+        image=pinned.image,
+    )
+    return Stack(StackFacts(stack=pinned.stack, api_url=api_url, store=at, endpoints=(endpoint,)), secrets)
+
+
+def address(stack: Stack, run: str) -> str:
+    """A run id or an address -> the address."""
+    if run.startswith("s3://"):
+        return str(RunUri.parse(run))
+    prefix = stack.facts.store.prefix.strip("/")
+    return str(RunUri.parse(f"s3://{stack.facts.store.bucket}/{prefix + '/' if prefix else ''}runs/{run}"))
+
+
+# --- running asynchronous work -------------------------------------------------------------------------------------------------------
+
+
+def run_async(main: Callable[[], Awaitable[T]]) -> T:
+    """Run to the end. The first Ctrl-C, SIGTERM or SIGHUP cancels the work, which tidies up; a second one does not wait for that."""
+
+    async def body() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+        def interrupt() -> None:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            task.cancel()
+
+        try:
+            for number in numbers:
+                loop.add_signal_handler(number, interrupt)
+        except (ValueError, RuntimeError):  # not in the main thread, as in some tests
+            pass
+        return await main()
+
+    try:
+        return asyncio.run(body())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+@asynccontextmanager
+async def beating(progress: Progress) -> AsyncIterator[None]:
+    """While this is open the progress hears that time passes."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            progress.beat()
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def open_ledger(progress: Progress) -> Ledger | None:
+    """The ledger, or a note that it cannot be used: it is a cache, and no run stops for it."""
+    from pipelines.ledger import Ledger
+
+    try:
+        return Ledger.open()
+    except InfrastructureError as error:
+        progress.note(f"going on without the ledger: {error}")
+        return None
+
+
+# --- progress ------------------------------------------------------------------------------------------------------------------------
+
+
+def on_plan(progress: Progress) -> Callable[[PlanEvent], None]:
+    """Planning, as it is shown."""
+    names = {"check": "checking rows", "again": "checking ids again", "upload": "sending rows to S3"}
+
+    def show(event: PlanEvent) -> None:
+        if event.step == "upload":
+            progress.update(Snapshot(names[event.step], event.done, event.total, "shards"))
+        else:
+            progress.update(Snapshot(names[event.step], math.ceil(event.done / 1000), math.ceil(event.total / 1000), "kB"))
+
+    return show
+
+
+def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
+    """Following, as it is shown."""
+    from pipelines import follow
+
+    def show(event: Event) -> None:
+        if isinstance(event, follow.Progress):
+            progress.update(Snapshot("computing", event.ok + event.failed, event.rows, failed=event.failed, facts=facts_of(event)))
+        elif isinstance(event, follow.Ended):
+            progress.note(f"shard {event.shard}: attempt {event.attempt} is {event.state} ({event.cause or 'no cause given'})")
+        elif isinstance(event, follow.Notice):
+            progress.note(f"{event.kind.replace('_', ' ')}: {event.text}")
+
+    return show
+
+
+def facts_of(event: Any) -> tuple[str, ...]:
+    """Shards, workers and dollars of a moment."""
+    shards = event.shards
+    total = sum(shards.values())
+    parts = [f"{shards.get('done', 0)} of {total} shards done"]
+    parts += [f"{shards[key]} {key}" for key in ("running", "queued", "waiting", "failed") if shards.get(key)]
+    if event.workers is not None:
+        workers = [f"{getattr(event.workers, key)} {key}" for key in ("initializing", "idle", "running", "throttled", "unhealthy")]
+        parts.append("workers: " + (", ".join(text for text in workers if not text.startswith("0 ")) or "none"))
+    return (*parts, f"${event.usd_estimated:.4f} so far")
+
+
+def on_rows(progress: Progress, phase: str) -> Callable[[int, int], None]:
+    """Collecting and verifying, as they are shown."""
+    return lambda done, total: progress.update(Snapshot(phase, done, total))
+
+
+# --- steps ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: bool) -> PlannedRun:
+    """Plan, and say what is worth saying."""
+    from pipelines.plan import PlanRequest, plan_run
+
+    request = PlanRequest(
+        dataset=asked.paths,
+        task=asked.task,
+        model=asked.model,
+        revision=asked.revision,
+        params=dict(asked.params),
+        rows=RowOptions(
+            prompt=asked.prompt,
+            column=asked.column,
+            messages_column=asked.messages_column,
+            id_column=asked.id_column,
+            on_bad_row=asked.on_bad_row,
+            limit=asked.limit,
+        ),
+        out=asked.out,
+        pace=asked.pace,
+        budget_usd=asked.budget_usd,
+        again=asked.again,
+        name=asked.name,
+    )
+    if asked.out is not None:
+        check_out(asked.out)
+    store, worker_store = S3Store(stack.secrets.s3), S3Store(stack.secrets.worker_s3)
+    try:
+        planned = await plan_run(request, stack, store, worker_store, on_plan(progress), dry_run=dry_run)
+    finally:
+        await store.close()
+        await worker_store.close()
+    for notice in planned.notices:
+        progress.note(notice)
+    return planned
+
+
+def check_out(out: str) -> None:
+    """Refuse an output that could not be written, before anything is paid for."""
+    from pipelines.outputs import check_folder, is_s3, output_names
+
+    names = output_names(out)
+    if not is_s3(names.out):
+        check_folder(names.out)
+
+
+async def follow_run(stack: Stack, run: RunHandle, store: S3Store, how: Following, progress: Progress) -> DriveResult:
+    """Send and follow until the run is complete, or something stops it."""
+    from pipelines.follow import drive
+    from pipelines.runs import endpoint_of
+    from pipelines.submit import open_jobs, set_running
+
+    await set_running(run, store)
+    jobs = open_jobs(stack, endpoint_of(run.plan, stack.facts).id)
+    ledger = open_ledger(progress)
+    try:
+        async with beating(progress):
+            return await drive(
+                run,
+                stack=stack,
+                jobs=jobs,
+                store=store,
+                events=on_follow(progress, run.plan),
+                budget_usd=how.budget_usd,
+                pace=how.pace,
+                deadline=store.now() + parse_span(how.deadline) if how.deadline else None,
+                allow_mixed_image=how.allow_mixed_image,
+                webhook_url=how.webhook_url,
+                ledger=ledger,
+            )
+    finally:
+        await jobs.close()
+        if ledger is not None:
+            ledger.close()
+
+
+async def finish(
+    stack: Stack, run: RunHandle, store: S3Store, how: Following, progress: Progress, *, began: float, rest_rows: int = 0
+) -> Report:
+    """Follow, collect and verify; what became of it, whatever stopped it."""
+    from pipelines.collect import collect
+    from pipelines.verify import verify
+
+    result = await follow_run(stack, run, store, how, progress)
+    collected: Collected | None = None
+    judged: VerifyReport | None = None
+    if result.state == "complete" or how.partial:
+        partial = result.state != "complete"
+        collected = await collect(
+            store, run.keys, run.plan, how.out, dtype=how.dtype, partial=partial, progress=on_rows(progress, "collecting")
+        )
+        if not partial:
+            judged = await verify(store, run.keys, run.plan, collected.names.out, progress=on_rows(progress, "verifying"))
+    return Report(plan=run.plan, result=result, collected=collected, judged=judged, seconds=time.monotonic() - began, rest_rows=rest_rows)
+
+
+def say_report(report: Report, where: Where) -> int:
+    """Print the result, and return the exit code that it deserves."""
+    if session.json_output:
+        emit(report_record(report))
+    else:
+        for line in report_lines(report, where.options):
+            print(session.clean(line))
+    if report.exit_code and report.sentence:
+        say(f"nightbatch: {report.sentence}")
+    return report.exit_code
+
+
+def begin_run(run: str, where: Where) -> None:
+    """From here on an interruption can say how to go on."""
+    session.run = run
+    session.resume = f"{program()} resume {run.rsplit('/', 1)[-1]}{where.options}"
+
+
+# --- commands ------------------------------------------------------------------------------------------------------------------------
+
+
+def show_plan(where: Where, asked: Asked, *, store: bool) -> int:
+    """Plan and price; stored for `submit`, or not."""
+
+    async def main() -> PlannedRun:
+        stack = await find_stack(where)
+        with shown() as progress:
+            return await make_plan(stack, asked, progress, dry_run=not store)
+
+    planned = run_async(main)
+    if session.json_output:
+        emit(plan_record(planned, stored=store))
+    else:
+        for line in plan_lines(planned):
+            print(session.clean(line))
+        if store:
+            print(f"next: {program()} submit {planned.plan.run_id}{where.options}, or resume, which collects as well")
+        else:
+            print("nothing was stored and nothing was sent")
+    return 0
+
+
+def run(where: Where, asked: Asked, how: Following) -> int:
+    """All steps in order."""
+    from pipelines.runs import load_run
+
+    began = time.monotonic()
+
+    async def main() -> Report:
+        stack = await find_stack(where)
+        with shown() as progress:
+            planned = await make_plan(stack, asked, progress, dry_run=False)
+            begin_run(str(planned.uri), where)
+            for line in plan_lines(planned):
+                progress.note(line)
+            store = S3Store(stack.secrets.s3)
+            try:
+                handle = await load_run(store, planned.uri)
+                return await finish(stack, handle, store, how, progress, began=began, rest_rows=planned.rest_rows)
+            finally:
+                await store.close()
+
+    return say_report(run_async(main), where)
+
+
+def resume(where: Where, run: str, how: Following) -> int:
+    """Go on with a run from its address."""
+    from pipelines.runs import load_run
+
+    began = time.monotonic()
+
+    async def main() -> Report:
+        stack = await find_stack(where, run)
+        if how.out is not None:
+            check_out(how.out)
+        uri = address(stack, run)
+        begin_run(uri, where)
+        store = S3Store(stack.secrets.s3)
+        try:
+            handle = await load_run(store, uri)
+            with shown() as progress:
+                return await finish(stack, handle, store, how, progress, began=began)
+        finally:
+            await store.close()
+
+    return say_report(run_async(main), where)
+
+
+def submit(where: Where, run: str, how: Following) -> int:
+    """Send and follow, without collecting."""
+    from pipelines.runs import load_run
+
+    began = time.monotonic()
+
+    async def main() -> Report:
+        stack = await find_stack(where, run)
+        uri = address(stack, run)
+        begin_run(uri, where)
+        store = S3Store(stack.secrets.s3)
+        try:
+            handle = await load_run(store, uri)
+            with shown() as progress:
+                result = await follow_run(stack, handle, store, how, progress)
+            return Report(plan=handle.plan, result=result, collected=None, judged=None, seconds=time.monotonic() - began)
+        finally:
+            await store.close()
+
+    return say_report(run_async(main), where)
+
+
+def status(where: Where, run: str) -> int:
+    """How a run stands, from storage alone. Exit code 0 whatever it is: the state is the answer."""
+    from pipelines.submit import RunStatus
+    from pipelines.submit import status as status_of
+
+    async def main() -> RunStatus:
+        stack = await find_stack(where, run)
+        return await status_of(address(stack, run), stack=stack)
+
+    found = run_async(main)
+    plan = found.run.plan
+    if session.json_output:
+        emit(
+            {
+                "run": plan.run,
+                "state": found.state,
+                "rows": found.rows,
+                "ok": found.ok,
+                "failed": found.failed,
+                "shards": sum(found.shards.values()),
+                "shards_by_state": found.shards,
+                "attempts": found.attempts,
+                "executions": found.executions,
+                "outstanding": len(found.outstanding),
+                "failed_shards": list(found.failed_shards),
+                "epoch": found.epoch,
+                "usd_planned": plan.estimate.usd.likely,
+                "usd_estimated": found.usd_estimated,
+                "usd_reserved": found.usd_reserved,
+            }
+        )
+        return 0
+    print(f"run {plan.run}: {found.state}")
+    print(f"  rows     {found.ok + found.failed:,} of {found.rows:,} done: {found.ok:,} ok, {found.failed:,} failed")
+    print(f"  shards   {', '.join(f'{count:,} {name}' for name, count in found.shards.items() if count)}")
+    print(f"  jobs     {found.attempts:,} attempts, {found.executions:,} executions, {len(found.outstanding):,} may still come")
+    print(f"  cost     ${found.usd_estimated:.4f} so far, ${found.usd_reserved:.4f} reserved, ${plan.estimate.usd.likely:.4f} planned")
+    if found.failed_shards:
+        print(f"  failed   {', '.join(found.failed_shards[:20])}")
+    if found.state == "complete":
+        print(f"next: {program()} collect {plan.run_id}{where.options}")
+    else:
+        print(f"next: {program()} resume {plan.run_id}{where.options}")
+    return 0
+
+
+def collect(where: Where, run: str, how: Following) -> int:
+    """Write the output of a run."""
+    from pipelines.collect import collect as collect_run
+    from pipelines.runs import load_run
+
+    async def main() -> tuple[Plan, Collected]:
+        stack = await find_stack(where, run)
+        uri = address(stack, run)
+        session.run = uri
+        store = S3Store(stack.secrets.s3)
+        try:
+            handle = await load_run(store, uri)
+            with shown() as progress:
+                return handle.plan, await collect_run(
+                    store,
+                    handle.keys,
+                    handle.plan,
+                    how.out,
+                    dtype=how.dtype,
+                    partial=how.partial,
+                    progress=on_rows(progress, "collecting"),
+                )
+        finally:
+            await store.close()
+
+    plan, found = run_async(main)
+    missing = found.missing_rows
+    if session.json_output:
+        emit(
+            {
+                "run": plan.run,
+                "state": "partial" if missing else "complete",
+                "rows": plan.dataset.rows,
+                "ok": found.ok,
+                "failed": found.failed,
+                "skipped": found.skipped,
+                "missing": missing,
+                "out": found.names.out,
+                "errors": found.names.errors,
+                "seal": found.seal,
+                "seconds": round(found.seconds, 3),
+            }
+        )
+    else:
+        print(f"wrote {found.names.out}: {found.ok:,} rows")
+        print(f"      {found.names.errors}: {found.failed + found.skipped:,} rows")
+        for failure in found.failures[:10]:
+            print(f"      {failure.rows:,} x {failure.code}, such as {failure.example_id}: {failure.example}")
+        if missing:
+            print(f"{missing:,} of {plan.dataset.rows:,} rows are missing, because their shards are not done")
+    return 1 if missing or found.failed else 0
+
+
+def verify(where: Where, run: str, out: str | None, *, inputs: bool) -> int:
+    """Judge a run from storage."""
+    from pipelines.runs import load_run
+    from pipelines.verify import verify as verify_run
+
+    async def main() -> VerifyReport:
+        stack = await find_stack(where, run)
+        uri = address(stack, run)
+        session.run = uri
+        store = S3Store(stack.secrets.s3)
+        try:
+            handle = await load_run(store, uri)
+            path = out or handle.plan.output.path
+            if out is None and path is not None and not Path(path).exists():
+                path = None  # it was written elsewhere, or not yet: storage is judged alone
+            with shown() as progress:
+                return await verify_run(store, handle.keys, handle.plan, path, inputs=inputs, progress=on_rows(progress, "verifying"))
+        finally:
+            await store.close()
+
+    found = run_async(main)
+    if session.json_output:
+        emit(
+            {
+                "run": found.run,
+                "state": "verified" if found.clean else "wrong",
+                "rows": found.rows,
+                "ok": found.ok,
+                "failed": found.failed,
+                "shards": found.shards,
+                "seal": found.seal,
+                "out": found.output,
+                "findings": [str(finding) for finding in found.findings],
+                "findings_total": found.total,
+                "proven": list(found.proven),
+                "not_proven": list(found.not_proven),
+                "seconds": round(found.seconds, 3),
+            }
+        )
+    else:
+        print(f"run {found.run}: {'verified' if found.clean else 'NOT as it should be'}")
+        for line in found.lines():
+            print(line)
+    if failure := found.failure():
+        say(f"nightbatch: {failure}")
+        return failure.exit_code
+    return 0
+
+
+def cancel(where: Where, run: str, *, stop: bool) -> int:
+    """Stop a run."""
+    from pipelines.submit import cancel as cancel_run
+
+    mode: Literal["keep", "stop"] = "stop" if stop else "keep"
+
+    async def main() -> tuple[str, Any]:
+        stack = await find_stack(where, run)
+        uri = address(stack, run)
+        session.run = uri
+        return uri, await cancel_run(uri, stack=stack, mode=mode)
+
+    uri, found = run_async(main)
+    if session.json_output:
+        emit(
+            {
+                "run": uri,
+                "state": mode,
+                "epoch": found.epoch,
+                "cancelled": found.cancelled,
+                "running": found.running,
+                "unknown": found.unknown,
+                "refused": found.failed,
+            }
+        )
+    else:
+        print(f"run {uri} is told to {'end at once' if stop else 'start nothing new'}: {found.cancelled} jobs cancelled", end="")
+        print(f", {found.running} left to finish" if not stop else ", what they have finished is kept")
+        print(f"next: {program()} resume {uri.rsplit('/', 1)[-1]}{where.options}, to go on, or collect --partial")
+    return 0
+
+
+def runs(where: Where) -> int:
+    """List runs."""
+    from pipelines.runs import RunListing, list_runs
+
+    async def main() -> tuple[RunListing, ...]:
+        stack = await find_stack(where)
+        store = S3Store(stack.secrets.s3)
+        try:
+            return await list_runs(store, stack.facts.store.prefix)
+        finally:
+            await store.close()
+
+    found = run_async(main)
+    if session.json_output:
+        emit(
+            {
+                "runs": [
+                    {
+                        "run": one.uri,
+                        "created_at": one.plan.created_at.isoformat(),
+                        "task": one.plan.task.kind,
+                        "model": one.plan.task.model,
+                        "rows": one.plan.dataset.rows,
+                        "shards": len(one.plan.shards),
+                        "usd_planned": one.plan.estimate.usd.likely,
+                    }
+                    for one in found
+                ]
+            }
+        )
+        return 0
+    if not found:
+        print("no runs")
+    width = max((len(one.run_id) for one in found), default=0)
+    for one in found:
+        plan = one.plan
+        print(
+            f"{one.run_id:<{width}}  {plan.created_at:%Y-%m-%d %H:%M}  {plan.task.kind} {plan.task.model}  "
+            f"{plan.dataset.rows:,} rows, {len(plan.shards):,} shards, ${plan.estimate.usd.likely:.4f} planned"
+        )
+    return 0
+
+
+def version() -> int:
+    """Which Nightbatch, which Python."""
+    import platform
+    import tomllib
+    from importlib import metadata
+
+    project = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    if project.exists():
+        number = cast(str, tomllib.loads(project.read_text())["project"]["version"])
+    else:
+        number = metadata.version("nightbatch")
+    if session.json_output:
+        emit({"nightbatch": number, "python": platform.python_version(), "platform": platform.platform()})
+    else:
+        print(f"nightbatch {number}, Python {platform.python_version()} on {platform.platform()}")
+    return 0
+
+
+__all__ = ["Asked", "Following", "NightbatchError", "Where"]
