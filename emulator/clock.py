@@ -47,20 +47,34 @@ class RealClock:
 
 
 class FastClock:
-    """`rate` seconds pass in each real second. Unmodified SDK workers sleep in real time and need rate 1; scripted workers do not."""
+    """`rate` seconds pass in each real second. Unmodified SDK workers sleep in real time and need rate 1; scripted workers do not.
 
-    def __init__(self, rate: float = 100.0, start: float | None = None) -> None:
+    On a busy machine the process may not run for a while; at most `stall_s` real seconds of such a while are counted, so that time does
+    not run away from those who live in it. Time then passes more slowly, but everything still happens in its order.
+    """
+
+    def __init__(self, rate: float = 100.0, start: float | None = None, stall_s: float = 0.01) -> None:
         if rate <= 0:
             raise ValueError(f"rate must be above 0, not {rate}")
         self.rate = rate
-        self._epoch = time.time() if start is None else start
-        self._zero = time.monotonic()
+        self._stall_s = stall_s
+        self._now = time.time() if start is None else start
+        self._read_at = time.monotonic()
 
     def time(self) -> float:
-        return self._epoch + (time.monotonic() - self._zero) * self.rate
+        real = time.monotonic()
+        self._now += min(real - self._read_at, self._stall_s) * self.rate
+        self._read_at = real
+        return self._now
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(max(0.0, seconds) / self.rate)
+        due = self.time() + seconds
+        left = seconds
+        while True:
+            await asyncio.sleep(min(max(0.0, left) / self.rate, self._stall_s / 2))
+            left = due - self.time()
+            if left <= 0:
+                return
 
     def real_seconds(self, seconds: float) -> float:
         return seconds / self.rate

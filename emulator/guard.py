@@ -111,10 +111,12 @@ def main(arguments: list[str]) -> int:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     try:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=in_child, close_fds=True).pid
+        # kept, because a Popen that is let go collects its process's exit status, which is waited for below
+        started = subprocess.Popen(command, start_new_session=True, preexec_fn=in_child, close_fds=True)
     except OSError as error:
         print(f"{command[0]} could not be started: {error}", file=sys.stderr, flush=True)
         return 127
+    child = started.pid
     os.write(lifeline, b"%d\n" % child)
 
     deadline: float | None = None

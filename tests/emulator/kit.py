@@ -24,10 +24,12 @@ HERE = Path(__file__).parent
 async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "") -> Any:
     """The condition's first true value; AssertionError when it does not come in time (real seconds)."""
     until = time.monotonic() + timeout_s
-    while not (value := condition()):
+    while True:
+        value = condition()
+        if value:
+            return value
         assert time.monotonic() < until, what or "it did not come to be in time"
         await asyncio.sleep(0.005)
-    return value
 
 
 class Api:
@@ -76,7 +78,10 @@ async def emulated(
 ) -> AsyncIterator[tuple[Emulator, Api]]:
     """A running emulator without S3 and a client of its first endpoint. A time that runs 100 times faster unless a clock is given."""
     config = EmulatorConfig(state_dir=str(state_dir), endpoints=endpoints, **{"s3": False, **settings})
-    async with Emulator(config, scripted=scripts, clock=clock or FastClock(100)) as emulator, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with (
+        Emulator(config, scripted=scripts, clock=clock or FastClock(100)) as emulator,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
         yield emulator, Api(session, emulator, endpoints[0].endpoint_id)
 
 

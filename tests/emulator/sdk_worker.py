@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import runpod
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """The test tells through files."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise TimeoutError
 
 
 async def handler(job: dict[str, Any]) -> Any:
@@ -27,8 +37,7 @@ async def handler(job: dict[str, Any]) -> Any:
             # returns only when as many jobs as `count` are in handlers at the same time
             place = Path(asked["place"])
             (place / job["id"]).touch()
-            while len(list(place.iterdir())) < asked["count"]:
-                await asyncio.sleep(0.02)
+            await until(lambda: len(list(place.iterdir())) >= asked["count"])
             return {"met": asked["count"]}
         case "wait":
             Path(asked["started"]).touch()
@@ -39,8 +48,7 @@ async def handler(job: dict[str, Any]) -> Any:
                 raise
         case "progress":
             runpod.serverless.progress_update(job, {"half": True})
-            while not Path(asked["go"]).exists():
-                await asyncio.sleep(0.02)
+            await until(Path(asked["go"]).exists)
             return {"whole": True}
         case "refresh":
             return {"refresh_worker": True, "pid": os.getpid()}

@@ -74,9 +74,12 @@ async def test_payloads_over_the_limit_are_refused(tmp_path: Path) -> None:
 
 
 async def test_answers_carry_a_date(tmp_path: Path) -> None:
-    async with emulated(tmp_path, NONE) as (emulator, _), aiohttp.ClientSession() as session:
-        async with session.get(f"{emulator.base_url}/e/health", headers={"Authorization": emulator.api_key}) as answer:
-            assert answer.headers["Date"].endswith("GMT")
+    async with (
+        emulated(tmp_path, NONE) as (emulator, _),
+        aiohttp.ClientSession(headers={"Authorization": emulator.api_key}) as session,
+        session.get(f"{emulator.base_url}/e/health") as answer,
+    ):
+        assert answer.headers["Date"].endswith("GMT")
 
 
 async def test_runsync_answers_with_the_result(tmp_path: Path) -> None:

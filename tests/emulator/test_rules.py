@@ -109,9 +109,7 @@ def test_an_empty_input_is_delivered_without_input(empty: str) -> None:
 
 
 def test_the_webhook_body_is_the_whole_job() -> None:
-    done = jobs.finish(
-        jobs.take(job({"webhook": "http://h/t"}), "w", NOW + 1), output=b'{"x":1}', error=None, now=NOW + 2
-    )
+    done = jobs.finish(jobs.take(job({"webhook": "http://h/t"}), "w", NOW + 1), output=b'{"x":1}', error=None, now=NOW + 2)
     assert json.loads(jobs.webhook_body(done)) == {
         "id": done.id,
         "status": "COMPLETED",
@@ -162,9 +160,7 @@ LAZY = Bounds(workers_min=0, workers_max=3, idle_timeout_s=5, scaler="QUEUE_DELA
 EAGER = Bounds(workers_min=0, workers_max=3, idle_timeout_s=5, scaler="REQUEST_COUNT", value=2)
 
 
-def queue(
-    ordinary: int = 0, running: int = 0, low: int = 0, low_running: int = 0, waited: float | None = None
-) -> QueueView:
+def queue(ordinary: int = 0, running: int = 0, low: int = 0, low_running: int = 0, waited: float | None = None) -> QueueView:
     return QueueView(ordinary, running, low, low_running, waited)
 
 

@@ -77,8 +77,7 @@ async def test_a_webhook_inside_input_never_fires(tmp_path: Path) -> None:
 
 
 async def test_a_webhook_url_that_is_none_changes_nothing(tmp_path: Path) -> None:
-    settings = {"webhook_retries_s": ()}
-    async with emulated(tmp_path, ONE, scripts={"e": Script(echo)}, **settings) as (emulator, api):
+    async with emulated(tmp_path, ONE, scripts={"e": Script(echo)}, webhook_retries_s=()) as (emulator, api):
         assert (await api.until(await api.run(webhook="not a url"), "COMPLETED"))["output"] == {"said": "x"}
         await emulator.webhooks.drained()
         assert emulator.webhooks.given_up == 1
@@ -89,17 +88,17 @@ async def test_a_webhook_url_that_is_none_changes_nothing(tmp_path: Path) -> Non
 
 async def test_a_lost_answer_of_run_leaves_a_job_that_the_client_does_not_know(tmp_path: Path) -> None:
     async with emulated(tmp_path, NONE) as (emulator, api):
-        with emulator.seam.hook(lambda m: DROP if (m.kind, m.operation) == ("response", "run") else PASS):
-            with pytest.raises(aiohttp.ClientError):
-                await api.run()
+        lost = emulator.seam.hook(lambda m: DROP if (m.kind, m.operation) == ("response", "run") else PASS)
+        with lost, pytest.raises(aiohttp.ClientError):
+            await api.run()
         assert emulator.endpoint("e").queued == 1
 
 
 async def test_a_lost_request_makes_no_job(tmp_path: Path) -> None:
     async with emulated(tmp_path, NONE) as (emulator, api):
-        with emulator.seam.hook(lambda m: DROP if (m.kind, m.operation) == ("request", "run") else PASS):
-            with pytest.raises(aiohttp.ClientError):
-                await api.run()
+        lost = emulator.seam.hook(lambda m: DROP if (m.kind, m.operation) == ("request", "run") else PASS)
+        with lost, pytest.raises(aiohttp.ClientError):
+            await api.run()
         assert emulator.endpoint("e").queued == 0
 
 
