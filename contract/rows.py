@@ -61,7 +61,7 @@ class ErrorLine(Model, frozen=True, kw_only=True):
 def row_digest(index: int, custom_id: str, line: bytes) -> bytes:
     """sha256(index ‖ id ‖ canonical bytes): index as 8 bytes, id with its length before it, so that no two rows share an encoding."""
     ident = custom_id.encode()
-    return hashlib.sha256(b"%s%s%s%s" % (index.to_bytes(8, "big"), len(ident).to_bytes(4, "big"), ident, line)).digest()
+    return hashlib.sha256(index.to_bytes(8, "big") + len(ident).to_bytes(4, "big") + ident + line).digest()
 
 
 class InputDigest:

@@ -64,7 +64,7 @@ class TokenSample:
     _kept: list[tuple[int, int]] = field(default_factory=list, repr=False)
 
     def add(self, line: bytes) -> None:
-        """A row whose index is a multiple of the stride."""
+        """The next row that is a stride away from the one before."""
         self._kept.append((len(line), milli_tokens(line)))
         if len(self._kept) >= 2 * SAMPLE_ROWS:
             self._kept = self._kept[::2]

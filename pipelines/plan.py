@@ -368,7 +368,7 @@ def _differences(there: Plan, draft: Plan, request: PlanRequest) -> list[str]:
 async def _same_columns(store: Store, there: Plan, draft: Plan, scan: Scan, thread: _Thread) -> None:
     """Equal rows may come from tables whose other columns differ; a table output would join the wrong ones without a word."""
     reference_ = there.shards[0].columns
-    if scan.columns_digest is None:
+    if scan.columns_mark is None:
         return
     if reference_ is None:
         if draft.output.format == "parquet":
@@ -390,7 +390,7 @@ async def _same_columns(store: Store, there: Plan, draft: Plan, scan: Scan, thre
         value: bytes | None = metadata.get(FINGERPRINT)
         return value.decode() if value else None
 
-    if await thread.run(kept) != scan.columns_digest:
+    if await thread.run(kept) != scan.columns_mark:
         raise PlanMismatch(
             "the run exists for the same rows, but other columns of the table have changed since, and its output would join the old ones.",
             where=there.run,
@@ -617,7 +617,7 @@ def _replay(
         if schema is not None:
             from pipelines.table import TableWriter
 
-            table = TableWriter(folder / f"{shard.shard}.parquet", schema, kinds, scan.columns_digest)
+            table = TableWriter(folder / f"{shard.shard}.parquet", schema, kinds, scan.columns_mark)
         try:
             for _ in range(shard.source.count):
                 row = next(rows, None)

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Literal
+from zlib import crc32
 
 import msgspec
 import zstandard
 
 from contract.errors import BadRow, DatasetError
 from contract.lines import LEVEL
-from contract.rows import InputDigest, row_digest
+from contract.rows import row_digest
 from pipelines.dataset.reader import Reader
 from pipelines.dataset.records import FATAL
 from pipelines.dataset.rows import RowProblem
@@ -108,8 +109,23 @@ class ColumnKinds:
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
+        self._shapes: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
     def add(self, record: dict[str, Any]) -> None:
+        # Nearly all records have the shape of one before: then only whole numbers need a look, at their size.
+        shape = (*record, *map(type, record.values()))
+        numbers = self._shapes.get(shape)
+        if numbers is None:
+            if len(self._shapes) < self._MOST:
+                self._shapes[shape] = tuple(name for name, value in record.items() if type(value) is int)
+            self._look(record)
+            return
+        for name in numbers:
+            if not -(1 << 53) <= record[name] <= 1 << 53:
+                self._look(record)
+                return
+
+    def _look(self, record: dict[str, Any]) -> None:
         seen = self._seen
         bits = self._BITS
         for name, value in record.items():
@@ -177,7 +193,8 @@ class Scan:
     hashes: array[int] = field(default_factory=lambda: array("q"))
     sample: TokenSample = field(default_factory=TokenSample)
     kinds: ColumnKinds | None = None
-    columns_digest: str | None = None
+    columns_mark: str | None = None
+    """Length and CRC-32 of the whole table: a cheap sign that columns which no row uses have changed, no proof of anything."""
     starts: list[int] = field(default_factory=list)
     """Index of each file's first row."""
     rest_rows: int = 0
@@ -222,8 +239,7 @@ def scan(
 
 def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int], columns: bool) -> None:
     records = columns and reader.format != "parquet"
-    whole = InputDigest()
-    table = hashlib.sha256()
+    table = size = 0
     encode = msgspec.json.Encoder().encode
     watched = not watch and (reader.batch or reader.options.id_column is not None)
     lengths, most_tokens, hashes, offsets = found.lengths.append, found.most.append, found.hashes.append, found.offsets
@@ -231,8 +247,8 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
     kinds = found.kinds
     starts = found.starts
     end = limit if limit is not None else 1 << 62
-    index = 0
-    for place, _, offset, custom_id, line, most, record in reader.rows(found.bad.add, watch=watch):
+    index = sampled = 0
+    for place, _, offset, custom_id, line, most, record, read in reader.rows(found.bad.add, watch=watch):
         if watched:
             hashes(hash(custom_id))
         if index >= end:
@@ -243,9 +259,7 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
             continue
         while place >= len(starts):
             starts.append(index)
-        digest = row_digest(index, custom_id, line)
-        add_digest(digest)
-        whole.add(digest)
+        add_digest(row_digest(index, custom_id, line))
         lengths(len(line))
         most_tokens(most)
         if offsets is not None:
@@ -253,12 +267,14 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
                 offsets = found.offsets = None
             else:
                 offsets.append(offset)
-        if index % sample.stride == 0:
+        if index == sampled:
             sample.add(line)
+            sampled += sample.stride
         if records:
             assert kinds is not None
             kinds.add(record)
-            table.update(encode(record))
+            data = read or encode(record)
+            table, size = crc32(data, table), size + len(data)
         index += 1
         if index % _FLUSH == 0:
             flush()
@@ -268,20 +284,22 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
         starts.append(index)
     if found.offsets is not None and (found.bad.total or reader.rewritten or reader.padded):
         found.offsets = None
-    found.digest = whole.hexdigest()
+    found.digest = found.digests.of(0, index)
     if columns:
         if not records:
-            _hash_files(table, reader)
-        found.columns_digest = table.hexdigest()
+            table, size = _crc_of_files(reader)
+        found.columns_mark = f"{size}-{table:08x}"
 
 
-def _hash_files(digest: hashlib._Hash, reader: Reader) -> None:
+def _crc_of_files(reader: Reader) -> tuple[int, int]:
     """Parquet: the files' bytes stand for their columns, because values have no canonical bytes across Arrow's versions."""
+    table = size = 0
     for file in reader.files:
         with reader.source.local(file) as path, path.open("rb") as handle:
             while chunk := handle.read(1 << 20):
                 reader.source.check()
-                digest.update(chunk)
+                table, size = crc32(chunk, table), size + len(chunk)
+    return table, size
 
 
 def preflight(

@@ -19,7 +19,7 @@ from pipelines.dataset.reader import Slot
 
 Kind = Literal["bool", "int", "float", "str", "json"]
 FINGERPRINT: Final = b"nightbatch.columns"
-"""Key of the file's metadata under which the digest of the whole table's columns stands."""
+"""Key of the file's metadata under which the mark of the whole table stands (preflight's `columns_mark`)."""
 RECORD: Final = "record"
 """The only column, when records have too many different fields for a table: the whole record as JSON text."""
 _FLUSH_BYTES: Final = 16 << 20

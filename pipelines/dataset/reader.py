@@ -31,11 +31,11 @@ from pipelines.dataset.streams import DamagedFile, Source, TooLong, line_blocks
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = tuple[int, int, int, str, bytes, int, Any]
-"""(file's number, line, byte offset of the line in its file, custom_id, the row's line, most output tokens, its record).
+Row = tuple[int, int, int, str, bytes, int, Any, bytes]
+"""(file's number, line, byte offset of the line in its file, custom_id, the row's line, most output tokens, its record, what was read).
 
 A plain tuple, because there are millions. The offset is -1 where the row's line is not the file's line byte for byte. The record is None
-for batch lines, a dict for JSONL and CSV, a `Slot` for Parquet.
+for batch lines, a dict for JSONL and CSV, a `Slot` for Parquet; what was read is JSONL's line, and nothing for CSV and Parquet.
 """
 OnBad = Callable[[int, int, RowProblem], None]
 """Called with file's number, line and problem of each row that is left out."""
@@ -124,7 +124,7 @@ class Reader:
                                 except RowProblem as problem:
                                     on_bad(place, number, problem)
                                 else:
-                                    yield place, number, offset if len(line) == len(raw) else -1, custom_id, made, most, None
+                                    yield place, number, offset if len(line) == len(raw) else -1, custom_id, made, most, None, line
                             elif raw:
                                 self.padded = True
                             offset += len(raw) + 1
@@ -158,7 +158,7 @@ class Reader:
                             on_bad(place, number, again)
                             continue
                         index += 1
-                        yield place, number, 0, custom_id, made, most, record
+                        yield place, number, 0, custom_id, made, most, record, line
             except DamagedFile as error:
                 on_bad(place, number, RowProblem("damaged", error.what.rstrip(".")))
 
@@ -185,7 +185,7 @@ class Reader:
                         on_bad(place, number, again)
                         continue
                     index += 1
-                    yield place, number, 0, custom_id, made, most, record
+                    yield place, number, 0, custom_id, made, most, record, b""
             except DamagedFile as error:
                 on_bad(place, number, RowProblem("damaged", error.what.rstrip(".")))
 
@@ -214,7 +214,7 @@ class Reader:
                             on_bad(place, first + at, again)
                             continue
                         index += 1
-                        yield place, first + at, 0, custom_id, made, most, Slot(batch, at)
+                        yield place, first + at, 0, custom_id, made, most, Slot(batch, at), b""
 
 
 class _Twice:

@@ -11,10 +11,10 @@ row error of the worker. JSON is read by msgspec: strict, exact integers of any 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -153,7 +153,13 @@ def parse_record(line: bytes) -> dict[str, Any]:
         raise diagnose(line, error) from None
     if type(value) is not dict:
         raise RowProblem("not_object", f"{_kind(value)}, not a JSON object")
-    check_twice(line, count_keys(value))
+    keys = len(value)
+    for item in value.values():
+        kind = type(item)
+        if kind is dict or kind is list:
+            keys += count_keys(item, 2)
+    if line.count(b'":') != keys:
+        check_twice(line, keys)
     return value
 
 
@@ -397,16 +403,19 @@ def _strict(value: Any, name: str) -> bytes:
 
 
 class RecordRows:
-    """Records -> batch lines, by options that name what they hold (as `resolve_options` returns them)."""
+    """Records -> batch lines, by options that name what they hold (as `resolve_options` returns them).
+
+    A made id is the row's index and a CRC-32 of its body: it says where a row stood and shows that another text is another row.
+    """
 
     def __init__(self, task: TaskKind, options: RowOptions) -> None:
         self._template = Template(options.prompt) if options.prompt is not None else None
         self._column = options.column
         self._messages = options.messages_column
         self._id = options.id_column
-        self._url = EmbeddingUrl if task == "embed" else ChatUrl
-        self._rest = b',"method":"POST","url":"%s","body":' % self._url.encode()
-        self._embed = task == "embed"
+        url = EmbeddingUrl if task == "embed" else ChatUrl
+        self._rest = b',"method":"POST","url":"%b","body":' % url.encode()
+        self._before, self._after = (b'{"input":', b"}") if task == "embed" else (b'{"messages":[{"role":"user","content":', b"}]}")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -420,22 +429,22 @@ class RecordRows:
         if self._id is not None:
             custom_id = self._named(record)
         try:
-            body = _encode(self._body(record))
+            body = self._body(record)
             if custom_id is None:
-                custom_id = f"row-{index}-{hashlib.sha256(body).hexdigest()[:8]}"
-            line = b'{"custom_id":%b%b%b}' % (_encode(custom_id), self._rest, body)
-            if len(line) > MAX_ROW_BYTES:
-                raise RowProblem("too_long", f"{len(line):,} bytes, and a row may have {MAX_ROW_BYTES:,}")
+                custom_id = f"row-{index}-{zlib.crc32(body):08x}"
+            line = b'{"custom_id":' + _encode(custom_id) + self._rest + body + b"}"
         except RowProblem as problem:
             problem.custom_id = custom_id
             raise
-        except (UnicodeEncodeError, RecursionError):
+        except UnicodeEncodeError:
             raise RowProblem("lone_surrogate", "half of a surrogate pair is not text", None) from None
+        if len(line) > MAX_ROW_BYTES:
+            raise RowProblem("too_long", f"{len(line):,} bytes, and a row may have {MAX_ROW_BYTES:,}", custom_id)
         return custom_id, line, 0
 
-    def _body(self, record: dict[str, Any]) -> dict[str, Any]:
+    def _body(self, record: dict[str, Any]) -> bytes:
         if self._messages is not None:
-            return {"messages": _messages_of(record, self._messages)}
+            return _encode({"messages": _messages_of(record, self._messages)})
         if self._template is not None:
             text = self._template.fill(record)
         else:
@@ -448,7 +457,7 @@ class RecordRows:
             text = value if type(value) is str else text_of(value, self._column)
             if not text or text.isspace():
                 raise RowProblem("empty_text", f"`{self._column}` is {'null' if value is None else 'empty'}")
-        return {"input": text} if self._embed else {"messages": [{"role": "user", "content": text}]}
+        return self._before + _encode(text) + self._after
 
     def _named(self, record: dict[str, Any]) -> str:
         assert self._id is not None

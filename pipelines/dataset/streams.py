@@ -21,7 +21,8 @@ import zstandard
 from contract.errors import DatasetError, Interrupted
 from pipelines.dataset.files import DataFile
 
-CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 18
+"""Bytes. A block of lines and what is made of it fit into a core's second cache."""
 _ZSTD_FEED: Final = 4096
 """Compressed bytes a step: zstd has no limit of output a call, so that a file which repeats itself must be fed in small sips."""
 _MAX_WINDOW: Final = 1 << 27
@@ -198,17 +199,17 @@ def line_blocks(chunks: Iterator[bytes], limit: int, *, newline: bool = False) -
             lines.append(TooLong(dropped + len(begin)))
             whole = head.split(b"\n") if more else []
         else:
-            if rest:
-                rest.append(head)
-                head = b"".join(rest)
             whole = head.split(b"\n")
+            if rest:
+                rest.append(whole[0])
+                whole[0] = b"".join(rest)
         rest, held, dropped = ([tail], len(tail), 0) if tail else ([], 0, 0)
         if newline:
             lines += [line + b"\n" if len(line) <= limit else TooLong(len(line)) for line in whole]
         elif whole and max(map(len, whole)) > limit:
             lines += [line if len(line) <= limit else TooLong(len(line)) for line in whole]
         else:
-            lines = [*lines, *whole] if lines else list(whole)
+            lines += whole
         yield Block(number, offset, lines)
         number += len(lines)
         offset += span
