@@ -45,7 +45,9 @@ class Rig:
     def __post_init__(self) -> None:
         self.store = MemoryStore(self.objects, bucket="bucket")
 
-    async def job(self, rows: Sequence[SampleRow] | int = 8, *, kind: str = "generate", params: dict[str, object] | None = None) -> JobInput:
+    async def job(
+        self, rows: Sequence[SampleRow] | int = 8, *, kind: str = "generate", params: dict[str, object] | None = None
+    ) -> JobInput:
         self.engine.kind = "embed" if kind == "embed" else "generate"
         task = TaskSpec(kind=self.engine.kind, model="fake", params=params or {})
         return await sample_job(self.store, task, sample_rows(self.engine.kind, rows) if isinstance(rows, int) else rows)

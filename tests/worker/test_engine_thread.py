@@ -177,7 +177,9 @@ async def test_an_abort_takes_one_shard_out_between_steps_and_leaves_the_other(e
     assert core.flying == {}
 
 
-async def test_an_exception_in_a_step_gives_out_what_had_finished_and_then_the_engine_is_dead(core: ScriptedCore, engine: ThreadedEngine) -> None:
+async def test_an_exception_in_a_step_gives_out_what_had_finished_and_then_the_engine_is_dead(
+    core: ScriptedCore, engine: ThreadedEngine
+) -> None:
     core.dies_at = 3
     batch = engine.submit(generate(40))
     finished = []

@@ -133,7 +133,9 @@ async def test_a_split_shard_answers_already(rig: Rig) -> None:
     assert rig.engine.submitted == 0
 
 
-@pytest.mark.parametrize(("epoch", "mode", "outcome"), [(1, "run", "fenced"), (1, "stop", "fenced"), (0, "keep", "fenced"), (0, "run", "won")])
+@pytest.mark.parametrize(
+    ("epoch", "mode", "outcome"), [(1, "run", "fenced"), (1, "stop", "fenced"), (0, "keep", "fenced"), (0, "run", "won")]
+)
 async def test_an_older_epoch_is_fenced(rig: Rig, epoch: int, mode: str, outcome: str) -> None:
     job = await rig.job(8)
     control = Control(plan=job.plan, epoch=epoch, mode=mode, at=rig.store.now(), by="test")  # type: ignore[arg-type]
@@ -398,7 +400,9 @@ def test_a_crash_at_any_step_leaves_nothing_that_the_next_execution_cannot_finis
 async def test_a_row_for_the_wrong_url_fails_alone(rig: Rig) -> None:
     rows = [SampleRow("a", CompletionUrl, {"prompt": "hi"}), SampleRow("b", "/v1/embeddings", {"input": "hi"})]
     await rig.execute(await rig.job(rows))
-    assert rig.failures()[1] == RowError(code="wrong_url", message="this run's task is `generate`, and the row is for /v1/embeddings.", param="url")
+    assert rig.failures()[1] == RowError(
+        code="wrong_url", message="this run's task is `generate`, and the row is for /v1/embeddings.", param="url"
+    )
 
 
 async def test_a_lone_surrogate_fails_its_row_alone(rig: Rig) -> None:

@@ -270,7 +270,10 @@ def test_the_tasks_parameters_fill_in_what_a_body_does_not_say() -> None:
 
 
 def test_parameters_that_no_row_could_use_are_named() -> None:
-    assert unknown_params(TaskSpec(kind="generate", model="m", params={"max_completion_tokens": 1, "input": "x", "temp": 1})) == ["input", "temp"]
+    assert unknown_params(TaskSpec(kind="generate", model="m", params={"max_completion_tokens": 1, "input": "x", "temp": 1})) == [
+        "input",
+        "temp",
+    ]
     assert unknown_params(TaskSpec(kind="embed", model="m", params={"dimensions": 8})) == []
 
 
