@@ -80,7 +80,7 @@ def results(store: MemoryStore) -> dict[str, Any]:
         import pyarrow.parquet as pq
 
         table = pq.read_table(io.BytesIO(data[commit.part.key]))
-        answers = dict(zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True))
+        answers = {str(row["id"]): row["embedding"] for row in table.select(["id", "embedding"]).to_pylist()}
     elif commit.part is not None:
         for line in decompress_lines(data[commit.part.key], where="part"):
             value = msgspec.json.decode(line)

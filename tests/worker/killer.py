@@ -9,7 +9,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 SEED = 666
 
 
-class Killer(LogitsProcessor):
+class Killer(LogitsProcessor):  # type: ignore[misc]
     """Raises at the third step after a row with seed 666 has come."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:

@@ -102,6 +102,11 @@ async def collect(batch: Batch) -> list[EngineResult]:
     return [result async for results in batch for result in results]
 
 
+async def collect_into(found: list[EngineResult], batch: Batch) -> None:
+    async for results in batch:
+        found += results
+
+
 @pytest.fixture
 async def core() -> ScriptedCore:
     return ScriptedCore()
@@ -182,10 +187,9 @@ async def test_an_exception_in_a_step_gives_out_what_had_finished_and_then_the_e
 ) -> None:
     core.dies_at = 3
     batch = engine.submit(generate(40))
-    finished = []
+    finished: list[EngineResult] = []
     with pytest.raises(EngineDied, match="device-side assert"):
-        async for results in batch:
-            finished += results
+        await collect_into(finished, batch)
     assert len(finished) == 8
     with pytest.raises(EngineDied):
         await collect(engine.submit(generate(1)))

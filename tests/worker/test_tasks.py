@@ -127,7 +127,10 @@ def test_response_formats_become_constraints() -> None:
 
 
 def test_chat_messages_and_template_fields_reach_the_engine() -> None:
-    messages = [{"role": "system", "content": [{"type": "text", "text": "be brief"}]}, {"role": "user", "content": "hi", "name": "ann"}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "user", "content": "hi", "name": "ann"},
+    ]
     made = request(ChatUrl, {"messages": messages, "reasoning_effort": "low", "chat_template_kwargs": {"x": 1}})
     assert isinstance(made, GenerateRequest)
     assert made.prompt == ChatPrompt(tuple(messages), template_kwargs={"x": 1, "reasoning_effort": "low", "enable_thinking": True})
@@ -245,9 +248,19 @@ def test_a_bad_chat_body_is_a_row_error_with_code_and_field(body: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("value", "code"),
-    [(None, "missing_field"), ("", "empty_prompt"), ("  \n", "empty_prompt"), ([], "empty_prompt"), (7, "wrong_type"), ({"a": 1}, "wrong_type"),
-     ([1, -2], "wrong_type"), ([1.5], "wrong_type"), (["a", 3], "wrong_type"), ([True], "wrong_type")],
-)  # fmt: skip
+    [
+        (None, "missing_field"),
+        ("", "empty_prompt"),
+        ("  \n", "empty_prompt"),
+        ([], "empty_prompt"),
+        (7, "wrong_type"),
+        ({"a": 1}, "wrong_type"),
+        ([1, -2], "wrong_type"),
+        ([1.5], "wrong_type"),
+        (["a", 3], "wrong_type"),
+        ([True], "wrong_type"),
+    ],
+)
 def test_a_bad_prompt_or_input_is_a_row_error(value: Any, code: str) -> None:
     assert refused(CompletionUrl, {"prompt": value}).code == code
     assert refused(EmbeddingUrl, {"input": value}).code == code
