@@ -29,9 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
     try:
         config = _config(options.config, options.state_dir)
-        lock = local.hold(Path(config.state_dir))
-        with lock:
-            asyncio.run(_run(config))
+        local.hold(Path(config.state_dir))
+        asyncio.run(_run(config))
     except NightbatchError as error:
         print(f"emulator: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -12,13 +12,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
@@ -37,6 +38,8 @@ PROGRESS: Final = "progress: "
 """Lines of the log that begin so are for the person who waits."""
 
 LocalState = Literal["stopped", "starting", "running"]
+
+_held: Final[list[BinaryIO]] = []
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,11 @@ def up(
     config_path = directory / CONFIG
     _write_private(config_path, msgspec.json.format(msgspec.json.encode(config), indent=2))
     log = directory / LOG
+    begins_at = log.stat().st_size if log.exists() else 0
     rooms = str(Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": rooms if not inherited else os.pathsep.join((rooms, inherited))}
-    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         process = subprocess.Popen(
             [*python, "-m", "emulator", "--config", str(config_path)],
             cwd=directory,
@@ -149,7 +153,9 @@ def up(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return _wait_until_up(directory, process, on_progress, timeout_s)
+    # whoever called may live on for long: then its end is collected when it comes
+    threading.Thread(target=process.wait, name="emulator's end", daemon=True).start()
+    return _wait_until_up(directory, process, on_progress, timeout_s, begins_at)
 
 
 def down(directory: Path, *, on_progress: Callable[[str], None] = lambda text: None, timeout_s: float = DOWN_TIMEOUT_S) -> bool:
@@ -235,8 +241,8 @@ def running(directory: Path) -> int | None:
         return None
 
 
-def hold(directory: Path) -> Any:
-    """Take the directory's lock for the life of this process; the open file, to be kept. Raises EmulatorError if another holds it."""
+def hold(directory: Path) -> None:
+    """Take the directory's lock for the life of this process. Raises EmulatorError if another holds it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = open(os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - held until the process ends
     try:
@@ -247,16 +253,21 @@ def hold(directory: Path) -> Any:
     lock.truncate(0)
     lock.write(b"%d\n" % os.getpid())
     lock.flush()
-    return lock
+    _held.append(lock)  # never closed: the kernel gives the lock back when nothing of this process is left
 
 
 def _wait_until_up(
-    directory: Path, process: subprocess.Popen[bytes] | None, on_progress: Callable[[str], None], timeout_s: float
+    directory: Path,
+    process: subprocess.Popen[bytes] | None,
+    on_progress: Callable[[str], None],
+    timeout_s: float,
+    begins_at: int = 0,
 ) -> LocalStatus:
+    """`begins_at`: where in the log this start's lines begin."""
     seen = 0
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
-        told = _progress_lines(directory / LOG) if process is not None else []
+        told = _progress_lines(directory / LOG, begins_at) if process is not None else []
         for line in told[seen:]:
             on_progress(line)
         seen = len(told)
@@ -298,9 +309,9 @@ def _signal(pid: int, number: int) -> None:
         pass  # it has just ended
 
 
-def _progress_lines(log: Path) -> list[str]:
+def _progress_lines(log: Path, begins_at: int) -> list[str]:
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = log.read_bytes()[begins_at:].decode(errors="replace").splitlines()
     except OSError:
         return []
     return [line.removeprefix(PROGRESS) for line in lines if line.startswith(PROGRESS)]

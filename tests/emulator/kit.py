@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,6 +31,23 @@ async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0, what
             return value
         assert time.monotonic() < until, what or "it did not come to be in time"
         await asyncio.sleep(0.005)
+
+
+def processes_of(directory: Path) -> dict[int, str]:
+    """Live processes that name the directory in their command or environment: an emulator's workers, guards and servers do, although they
+    inherit nothing of the test's environment. Linux only; elsewhere nothing is found."""
+    mark = str(directory).encode()
+    found: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            named = mark in command or mark in (entry / "environ").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile, or is somebody else's
+        if named and state != "Z" and int(entry.name) != os.getpid():
+            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+    return found
 
 
 class Api:
