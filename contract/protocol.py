@@ -951,8 +951,10 @@ def stall_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEF
             "set its workers.max again.",
             final=True,
         )
-    since = max(state.progress_at or state.started_at, state.started_at)
-    if seen.running or not seen.queued or not _passed(since, tuning.stall_named_s, now):
+    if seen.running or not seen.queued:
+        return None
+    since = max(state.progress_at or state.started_at, state.started_at, min(s.attempt.intent.sent_at for s in seen.queued))
+    if not _passed(since, tuning.stall_named_s, now):
         return None
     waited = (now - since).total_seconds()
     cause, why = stall_cause(state, seen)

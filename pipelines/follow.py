@@ -98,6 +98,8 @@ POLL_GROWS_S: Final = 60.0
 GAP_S: Final = 0.2
 """Between two ticks, however many webhooks come."""
 HEALTH_OLD_S: Final = 60.0
+ASLEEP_S: Final = 60.0
+"""A longer gap between two ticks says nothing about the queue."""
 STORE_PATIENCE_S: Final = 900.0
 SETTLE_S: Final = 5.0
 """After the last commit, how long the end markers that follow it are waited for."""
@@ -247,6 +249,7 @@ class Driver:
         self._empty_since: datetime | None = None
         self._short_since: datetime | None = None
         self._progress_at: datetime | None = None
+        self._ticked_at: datetime | None = None
         self._woken: set[Key] = set()
         self._cancelled: set[Key] = set()
         self._shown: Progress | None = None
@@ -274,6 +277,9 @@ class Driver:
         lost by calling `step` again."""
         await self.refresh()
         now = self.store.now()
+        if self._ticked_at is not None and now > self._ticked_at + timedelta(seconds=ASLEEP_S):
+            self._progress_at = now  # this machine slept, or the store was away: nothing is known of the time between
+        self._ticked_at = now
         state = self.state()
         actions = decide(state, now, self.tuning)
         result = Step(again=True)
@@ -753,6 +759,7 @@ async def drive(
 async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveResult:
     timer = driver.timer
     failing_since: float | None = None
+    conflicts = 0
     driver.record_run("running")
     done: Finish | Pause | Stall | None = None
     while done is None:
@@ -773,8 +780,9 @@ async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveRes
             await driver._flush()
             driver.record_run("sent")
             return driver.result("sent", "sent", "the jobs are out; resume follows them.")
-        if done is None and step.again:
-            await timer.sleep(rng.uniform(0.02, 0.2))
+        conflicts = conflicts + 1 if step.again else 0
+        if done is None and step.again:  # two clients that yield to each other must not do so in step for ever
+            await timer.sleep(rng.uniform(0.02, 0.1 * 2 ** min(conflicts, 6)))
         elif done is None:
             await _wait(driver, step, began)
     if isinstance(done, Finish) and done.state == "complete":

@@ -36,12 +36,15 @@ class Journal:
     foreign: list[str] = field(default_factory=list)
     """Keys of entries that carry another plan id, or that cannot be read; reported and ignored."""
     _seen: set[str] = field(default_factory=set)
+    _read: list[JournalEntry] = field(default_factory=list)
 
     async def refresh(self) -> tuple[JournalEntry, ...]:
-        """Entries that were not read before, in order."""
+        """Entries that were not handed out before, in order. Raises StoreError: what was read by then is handed out the next time."""
         if self.store.mode == "conditional" and self.next_number > 0:
-            return await self._read_on()
-        return await self._list()
+            await self._read_on()
+        else:
+            await self._list()
+        return self._take()
 
     async def append(
         self, intents: tuple[Intent, ...], notes: tuple[AttemptNote, ...], at: Instant
@@ -49,8 +52,7 @@ class Journal:
         """Write one entry after everything that was read. Returns whether its intents may be sent, and the entries that are new to the
         reader, its own among them where it stands in the journal.
 
-        False: another client wrote first; read, decide again. Raises StoreError: whether the entry stands is not known, `refresh` will
-        tell.
+        False: another client wrote first; read, decide again. Raises StoreError: whether the entry stands is not known, `refresh` tells.
         """
         if len(intents) > MAX_INTENTS:
             raise ValueError(f"{len(intents)} intents in one entry")
@@ -60,29 +62,26 @@ class Journal:
         if self.store.mode == "conditional":
             standing = await put_first(self.store, self.keys.journal(number), data)
             self.next_number = number + 1
+            self._keep(standing, self.keys.journal(number))
             if standing == data:
-                return True, (entry,)
-            found = self._read_entry(standing, self.keys.journal(number))
-            return False, (*((found,) if found else ()), *await self._read_on())
+                return True, self._take()
+            await self._read_on()
+            return False, self._take()
         key = self.keys.journal(number, self.client)
         standing = await put_first(self.store, key, data)
-        self._seen.add(key)
         self.next_number = number + 1
-        mine = (entry,) if standing == data else tuple(e for e in (self._read_entry(standing, key),) if e)
-        others = await self._list()
-        return standing == data and not intents_of(others), (*mine, *others)
+        self._keep(standing, key)
+        await self._list()
+        fresh = self._take()
+        return standing == data and not intents_of(e for e in fresh if e.client != self.client), fresh
 
-    async def _read_on(self) -> tuple[JournalEntry, ...]:
+    async def _read_on(self) -> None:
         """Conditional store: numbers follow each other without gaps, so the first absent one is the end."""
-        found: list[JournalEntry] = []
         while (blob := await get_or_none(self.store, self.keys.journal(self.next_number))) is not None:
-            entry = self._read_entry(blob.data, self.keys.journal(self.next_number))
-            if entry is not None:
-                found.append(entry)
+            self._keep(blob.data, self.keys.journal(self.next_number))
             self.next_number += 1
-        return tuple(found)
 
-    async def _list(self) -> tuple[JournalEntry, ...]:
+    async def _list(self) -> None:
         """Entries by listing: all of them at first, and on a last-writer store always."""
         prefix = self.keys.journal_prefix()
         listed = {head.key async for head in self.store.list(prefix) if head.key.endswith(".json")}
@@ -90,26 +89,32 @@ class Journal:
         top = max(numbers, default=-1) + 1
         if self.store.mode == "conditional":  # without gaps: what a lagging listing leaves out below the top is there all the same
             listed = {self.keys.journal(number) for number in range(top)}
-        fresh = sorted(listed - self._seen)
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
-        async def read(key: str) -> tuple[str, bytes | None]:
+        async def read(key: str) -> None:
             async with gate:
                 blob = await get_or_none(self.store, key)
-            return key, None if blob is None else blob.data
+            if blob is not None:  # else listed and not yet readable: the next look reads it
+                self._keep(blob.data, key)
 
-        found: list[JournalEntry] = []
-        for key, data in await asyncio.gather(*(read(key) for key in fresh)):
-            if data is None:
-                continue  # listed and not yet readable: the next look reads it
-            self._seen.add(key)
-            entry = self._read_entry(data, key)
-            if entry is not None:
-                found.append(entry)
+        await asyncio.gather(*(read(key) for key in sorted(listed - self._seen)))
         self.next_number = max(self.next_number, top)
         if self.store.mode == "conditional":
-            found.extend(await self._read_on())
-        return tuple(sorted(found, key=lambda e: (e.number, e.client)))
+            await self._read_on()
+
+    def _keep(self, data: bytes, key: str) -> None:
+        """An entry that was read waits here until it is handed out, so that a failure on the way loses none."""
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        entry = self._read_entry(data, key)
+        if entry is not None:
+            self._read.append(entry)
+
+    def _take(self) -> tuple[JournalEntry, ...]:
+        entries = tuple(sorted(self._read, key=lambda e: (e.number, e.client)))
+        self._read.clear()
+        return entries
 
     def _read_entry(self, data: bytes, key: str) -> JournalEntry | None:
         try:

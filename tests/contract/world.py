@@ -253,8 +253,7 @@ class Job:
     output: Any = None
     worker: str | None = None
     redelivered: int = 0
-    executions: int = 0
-    ended: int = 0
+    over_since: datetime | None = None
 
     @property
     def expires_at(self) -> datetime:
@@ -286,7 +285,11 @@ class Platform:
     def cancel(self, job_id: str) -> None:
         job = self.jobs.get(job_id)
         if job is not None and job.status in ("IN_QUEUE", "IN_PROGRESS"):
-            job.status = "CANCELLED"
+            self.finish(job, "CANCELLED")
+
+    def finish(self, job: Job, status: str) -> None:
+        job.status = status
+        job.over_since = self.world.objects.instant
 
     def health(self) -> Health:
         live = [j for j in self.jobs.values() if self.world.objects.instant < j.expires_at]
@@ -307,7 +310,7 @@ class Platform:
     def lose(self, job: Job) -> None:
         """Its worker is not heard of any more: delivered again once, then FAILED."""
         if job.redelivered:
-            job.status = "FAILED"
+            self.finish(job, "FAILED")
         else:
             job.redelivered += 1
             job.status = "IN_QUEUE"
@@ -554,7 +557,6 @@ class World:
         actor = f"worker-{self.executions}"
         job.status = "IN_PROGRESS"
         job.worker = actor
-        job.executions += 1
         self.worker_tasks[actor] = asyncio.ensure_future(self._worker(actor, job, execution))
         await self.scheduler.settle()
         return actor
@@ -581,11 +583,10 @@ class World:
             output = await self.execute(body, store, actor, execution, computing)
         except StoreUnavailable:
             if job.status == "IN_PROGRESS" and job.worker == actor:
-                job.status = "FAILED"
+                self.platform.finish(job, "FAILED")
             return
-        job.ended += 1
         if job.status == "IN_PROGRESS" and job.worker == actor:
-            job.status = "COMPLETED"
+            self.platform.finish(job, "COMPLETED")
             job.output = output
 
     def kill_worker(self, actor: str) -> None:
@@ -613,13 +614,23 @@ class World:
                 self.broken.append(f"invariant 5: ${spent:.3f} spent and reserved of a budget of ${budget:.3f}")
 
     def _true_cost(self, job: Job) -> float:
-        """What a job has cost or may cost by one execution."""
+        """What a job has cost or may cost by one execution, by RunPod's own view and the markers that stand.
+
+        Executions that a worker began more than a look after their job was over are left out: nobody can reserve for those.
+        """
         rules = self.rules()
-        if job.executions == 0 and (job.status not in ("IN_QUEUE", "IN_PROGRESS") or self.objects.instant >= job.expires_at):
-            return 0.0
-        if job.executions == job.ended:
-            return 0.0 if job.executions else rules.reserve_usd
-        return rules.execution_timeout_s * rules.usd_per_second
+        now = self.objects.instant
+        over = job.over_since or job.expires_at
+        starts = [
+            decode(data, StartMarker, where=key)
+            for key, data in self.objects.data.items()
+            if key.startswith(self.keys.starts_prefix(job.request.input.shard))
+        ]
+        mine = [s for s in starts if s.job_id == job.id and s.at <= over + timedelta(seconds=self.tuning.second_look_s)]
+        if not mine:
+            return 0.0 if now >= over else rules.reserve_usd
+        ended = all(self.keys.end(s.shard, s.execution) in self.objects.data for s in mine)
+        return 0.0 if ended else rules.execution_timeout_s * rules.usd_per_second
 
     def check(self) -> None:
         """Invariants that hold at every moment."""
@@ -678,7 +689,7 @@ class World:
                 busy = [t for t in self.scheduler.alive() if t.op not in ("idle", "sleep")]
                 if not busy:
                     break
-                await self.scheduler.give(busy[0])
+                await self.scheduler.give(self.rng.choice(busy))
             done = [c for c in self.clients.values() if c.task.done() and c.actor not in self.scheduler.dead]
             if done:
                 return done[-1].task.result()
@@ -689,7 +700,8 @@ class World:
                 await self.deliver(job)
             self.objects.advance(7.0)
             for turn in [t for t in self.scheduler.alive() if t.op in ("idle", "sleep")]:
-                await self.scheduler.give(turn)
+                if self.rng.random() < 0.7:  # clients that wait for each other do not wait in step
+                    await self.scheduler.give(turn)
         raise AssertionError("invariant 8: the run does not end")
 
     async def close(self) -> None:
