@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"{name} …")
         began = time.monotonic()
         try:
-            result: Result = importlib.import_module(f"benchmarks.{MODULES.get(name, name)}").measure(options)
+            result: Result = importlib.import_module(f"benchmarks.{name}").measure(options)
         except CannotMeasure as error:
             failures[name] = str(error)
             say(f"{name}: {error}")
@@ -63,9 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"{name}: {time.monotonic() - began:.0f} s")
     print(table(results, failures))
     return 1 if failures or any(line.met is False for result in results for line in result.lines) else 0
-
-
-MODULES = {"planning": "scripts_planning", "collecting": "scripts_collecting"}
 
 
 def read(path: Path) -> Result:
