@@ -228,7 +228,8 @@ def scan(
     """Read every row once. `columns`: also learn what a table of the original columns would be; `in_place`: note where lines begin."""
     names = [file.name for file in reader.files]
     bad = BadRows(names)
-    found = Scan(bad, Digests(), offsets=array("Q") if in_place else None, kinds=ColumnKinds() if columns else None)
+    kinds = ColumnKinds() if columns and reader.format != "parquet" else None
+    found = Scan(bad, Digests(), offsets=array("Q") if in_place else None, kinds=kinds)
     try:
         _fill(found, reader, limit, watch, columns)
     except BaseException:
@@ -238,7 +239,6 @@ def scan(
 
 
 def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int], columns: bool) -> None:
-    records = columns and reader.format != "parquet"
     table = size = 0
     encode = msgspec.json.Encoder().encode
     watched = not watch and (reader.batch or reader.options.id_column is not None)
@@ -248,6 +248,8 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
     starts = found.starts
     end = limit if limit is not None else 1 << 62
     index = sampled = 0
+    file = -1
+    flushed = _FLUSH
     for place, _, offset, custom_id, line, most, record, read in reader.rows(found.bad.add, watch=watch):
         if watched:
             hashes(hash(custom_id))
@@ -257,8 +259,9 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
             found.rest_rows += 1
             found.rest_bytes += len(line)
             continue
-        while place >= len(starts):
-            starts.append(index)
+        if place != file:
+            starts.extend([index] * (place - file))
+            file = place
         add_digest(row_digest(index, custom_id, line))
         lengths(len(line))
         most_tokens(most)
@@ -270,14 +273,15 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
         if index == sampled:
             sample.add(line)
             sampled += sample.stride
-        if records:
-            assert kinds is not None
+        if kinds is not None:
             kinds.add(record)
             data = read or encode(record)
-            table, size = crc32(data, table), size + len(data)
+            table = crc32(data, table)
+            size += len(data)
         index += 1
-        if index % _FLUSH == 0:
+        if index == flushed:
             flush()
+            flushed += _FLUSH
     if not found.rest_rows:
         found.skipped = found.bad.total
     while len(starts) < len(reader.files):
@@ -286,7 +290,7 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
         found.offsets = None
     found.digest = found.digests.of(0, index)
     if columns:
-        if not records:
+        if kinds is None:
             table, size = _crc_of_files(reader)
         found.columns_mark = f"{size}-{table:08x}"
 

@@ -411,6 +411,7 @@ class RecordRows:
     def __init__(self, task: TaskKind, options: RowOptions) -> None:
         self._template = Template(options.prompt) if options.prompt is not None else None
         self._column = options.column
+        self._key: Any = options.column  # None finds nothing
         self._messages = options.messages_column
         self._id = options.id_column
         url = EmbeddingUrl if task == "embed" else ChatUrl
@@ -427,9 +428,15 @@ class RecordRows:
         """Raises RowProblem."""
         custom_id = None
         if self._id is not None:
-            custom_id = self._named(record)
+            custom_id = record.get(self._id)
+            if type(custom_id) is not str or not custom_id:
+                custom_id = self._named(record)
         try:
-            body = self._body(record)
+            text = record.get(self._key)
+            if type(text) is str and text and not text.isspace():
+                body = self._before + _encode(text) + self._after
+            else:
+                body = self._body(record)
             if custom_id is None:
                 custom_id = f"row-{index}-{zlib.crc32(body):08x}"
             line = b'{"custom_id":' + _encode(custom_id) + self._rest + body + b"}"
