@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from contract.models import StoreMode, encode
-from contract.protocol import Finish, Pause, Stall
+from contract.keys import RunUri
+from contract.models import JournalEntry, StoreMode
+from contract.protocol import Attempt, Finish, Pause, Stall
 from pipelines.cancel import cancel, set_control
 from pipelines.follow import Driver
 from pipelines.runs import RunHandle
-from tests.contract.world import Execute, TurnJobs, World, make_plan, reference_execution
+from tests.contract.world import Execute, World, make_plan, real_execution, reference_execution
 
-QUICK = settings(max_examples=40, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=False)
-LONG = settings(max_examples=1500, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
+QUICK = settings(COMMON, max_examples=120, stateful_step_count=18, derandomize=True)
+LONG = settings(COMMON, max_examples=1500, stateful_step_count=40, print_blob=True)
 
 
 class Protocol(RuleBasedStateMachine):
     """One run, worked on by up to two clients at once, on a bad night."""
 
     driver: type[Driver] = Driver
-    execute: Execute = staticmethod(reference_execution)
+    execute: Execute = staticmethod(real_execution)
     modes: tuple[StoreMode, ...] = ("conditional", "last-writer")
 
     def __init__(self) -> None:
@@ -119,11 +122,8 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: not self.stopped)
     @rule(mode=st.sampled_from(["keep", "stop"]))
     def the_user_cancels(self, mode: str) -> None:
-        run = RunHandle(next(iter([c.driver.run.uri for c in self.world.clients.values()]), None) or _uri(self.world), self.world.plan)
-        self.world.scheduler.waiting  # noqa: B018
-        self.do(
-            cancel(run, store=self.world.quiet_store(), jobs=_AtOnce(self.world), mode=mode)  # type: ignore[arg-type]
-        )
+        run = RunHandle(RunUri.parse(self.world.plan.run), self.world.plan)
+        self.do(cancel(run, store=self.world.quiet_store(), jobs=_AtOnce(self.world), mode=mode))  # type: ignore[arg-type]
         self.stopped = True
 
     @precondition(lambda self: self.stopped)
@@ -145,19 +145,17 @@ class Protocol(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "world"):
+            if hasattr(self, "world") and not self.world.broken:
                 self._morning()
-                self.do(self.world.close())
         finally:
+            if hasattr(self, "world"):
+                self.do(self.world.close())
             self.loop.close()
 
     def _morning(self) -> None:
         world = self.world
         if self.stopped:
             self._run_again()
-        for client in world.living():
-            if client.actor in world.scheduler.dead:
-                continue
         done = self.do(world.converge())
         for _ in range(4):
             if isinstance(done, Finish) and done.state == "stopped" and done.cause == "cancelled":
@@ -174,12 +172,6 @@ class Protocol(RuleBasedStateMachine):
         assert not isinstance(done, Pause | Stall), done
         assert done.state == "complete", done
         world.check_complete()
-
-
-def _uri(world: World) -> Any:
-    from contract.keys import RunUri
-
-    return RunUri.parse(world.plan.run)
 
 
 class _AtOnce:
@@ -226,8 +218,6 @@ class ForgetfulDriver(Driver):
     """Sends before the journal knows."""
 
     async def _append(self, intents: Any) -> bool:
-        from contract.models import JournalEntry
-
         entry = JournalEntry(plan=self.run.plan.plan_id, number=0, client=self.client, at=self.store.now(), intents=intents)
         self._learn((entry,))
         return True
@@ -241,8 +231,6 @@ class SpendthriftDriver(Driver):
     """Looks at the budget only when it begins."""
 
     def state(self) -> Any:
-        from dataclasses import replace
-
         return replace(super().state(), rules=replace(self.rules, budget_usd=1e9))
 
 
@@ -271,8 +259,6 @@ class ImpatientDriver(Driver):
 
 
 def _attempt(client: str, intent: Any) -> Any:
-    from contract.protocol import Attempt
-
     return Attempt(client, intent)
 
 
@@ -281,18 +267,20 @@ class IgnoresTheOtherClient(Protocol):
 
 
 @pytest.mark.parametrize(
-    "broken", [CommitsOverwrite, SendsWithoutJournal, IgnoresTheBudget, ComputesFirst, IgnoresTheOtherClient], ids=lambda c: c.__name__
+    ("broken", "said"),
+    [
+        (CommitsOverwrite, "invariant 1: .*commits/"),
+        (SendsWithoutJournal, "invariant 5: .* without an intent"),
+        (IgnoresTheBudget, "invariant 5: .* of a budget"),
+        (ComputesFirst, "invariant 7: "),
+        (IgnoresTheOtherClient, "accepted twice|of a budget"),
+    ],
+    ids=lambda given: given.__name__ if isinstance(given, type) else "",
 )
-def test_a_planted_bug_is_found(broken: type[Protocol]) -> None:
-    hunting = settings(QUICK, max_examples=400, stateful_step_count=25, phases=[*_generate_only()], report_multiple_bugs=False)
-    with pytest.raises((AssertionError, BaseExceptionGroup)):
+def test_a_planted_bug_is_found(broken: type[Protocol], said: str) -> None:
+    hunting = settings(QUICK, max_examples=400, stateful_step_count=25, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.raises(AssertionError, match=said):
         run_state_machine_as_test(broken, settings=hunting)
-
-
-def _generate_only() -> list[Any]:
-    from hypothesis import Phase
-
-    return [Phase.generate]
 
 
 def test_the_world_itself_is_deterministic() -> None:
@@ -307,5 +295,3 @@ def test_the_world_itself_is_deterministic() -> None:
         return b"".join(key.encode() + data for key, data in sorted(world.objects.data.items()))
 
     assert asyncio.run(night(3)) == asyncio.run(night(3))
-    assert encode({"a": 1}) == b'{"a":1}'
-    assert TurnJobs is not None

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,6 +55,8 @@ from contract.store import get_or_none, put_first, put_object
 from pipelines.follow import Driver, Event
 from pipelines.runpod import Timer
 from pipelines.runs import RunHandle, read_control
+from worker import execution as worker_execution
+from worker.engine.fake import FakeEngine
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PLAN_ID = "ab" * 32
@@ -68,7 +72,7 @@ SECRETS = StackSecrets(
 
 def row_line(index: int) -> bytes:
     return msgspec.json.encode(
-        {"custom_id": f"row-{index}", "method": "POST", "url": "/v1/embeddings", "body": {"input": f"text {index}"}}
+        {"custom_id": f"row-{index}", "method": "POST", "url": "/v1/completions", "body": {"prompt": f"text {index}"}}
     )
 
 
@@ -117,7 +121,7 @@ def make_plan(
             files=(FileFacts(name="rows.jsonl", size=1, rows=every.count),), format="jsonl", rows=every.count, digest=every.hexdigest()
         ),
         rows=RowOptions(),
-        task=TaskSpec(kind="embed", model="tiny"),
+        task=TaskSpec(kind="generate", model="tiny"),
         store=StorePin(bucket=uri.bucket, endpoint_url=endpoint_url, mode=mode),
         infra=PinnedInfra(
             stack="test",
@@ -150,7 +154,7 @@ def stack_for(plan: Plan, *, workers_max: int | None = None, image: str | None =
         name=infra.endpoint,
         id=infra.endpoint_id,
         model=infra.model,
-        tasks=("embed",),
+        tasks=("generate",),
         gpu=infra.gpu,
         usd_per_second=infra.usd_per_second,
         workers_max=infra.workers_max if workers_max is None else workers_max,
@@ -199,7 +203,7 @@ class Scheduler:
         """Let everybody run until each waits for a turn. asyncio has no public word for "nothing is ready": `_ready` is it."""
         ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
         await asyncio.sleep(0)
-        while ready:
+        while ready:  # noqa: ASYNC110 (there is no event for it)
             await asyncio.sleep(0)
 
     def alive(self) -> list[Turn]:
@@ -238,7 +242,8 @@ class TurnStore(MemoryStore):
 
     @property
     def _lost(self) -> set[Any]:
-        return self.__dict__.setdefault("_lost_tasks", set())
+        found: set[Any] = self.__dict__.setdefault("_lost_tasks", set())
+        return found
 
 
 # --- RunPod --------------------------------------------------------------------------------------------------------------------------
@@ -405,7 +410,7 @@ async def reference_execution(
             output = encode(RowError(code="bad", message="no"))
             errors.append({"index": index, "row": digest.hex(), "id": f"row-{index}", "error": msgspec.Raw(output)})
         else:
-            output = msgspec.json.encode({"embedding": index, "by": execution})
+            output = msgspec.json.encode({"text": index, "by": execution})
             part.append({"index": index, "row": digest.hex(), "id": f"row-{index}", "response": msgspec.Raw(output)})
         total.add(index, digest, index % 4 != 3, output)
 
@@ -449,6 +454,41 @@ async def reference_execution(
     )
     await store.put(keys.end(given.shard, execution), encode(end))
     return answer(outcome)
+
+
+async def real_execution(
+    job: dict[str, Any], store: MemoryStore, worker_id: str, execution: str, computing: Callable[[str], None]
+) -> dict[str, Any]:
+    """The worker's own code over an engine without a model."""
+    given: JobInput = convert(job["input"], JobInput, where="job")
+
+    class Told(FakeEngine):
+        def submit(self, requests: Any) -> Any:
+            computing(given.shard)
+            return super().submit(requests)
+
+    error = RowError(code="bad", message="no")
+    engine = Told(kind="generate", group=1, refuses={index: error for index in range(3, 1000, 4)})
+    with tempfile.TemporaryDirectory() as folder:
+        around = worker_execution.World(
+            store=store,
+            engine=engine,
+            clock=_StoreTime(store),
+            folder=Path(folder),
+            identity=worker_execution.Identity(worker_id),
+            new_execution=lambda: execution,
+        )
+        summary = await worker_execution.execute(given, job["id"], around, worker_execution.Stop())
+    made: dict[str, Any] = msgspec.json.decode(encode(summary))
+    return made
+
+
+@dataclass
+class _StoreTime:
+    store: MemoryStore
+
+    def monotonic(self) -> float:
+        return self.store.now().timestamp()
 
 
 # --- the world -----------------------------------------------------------------------------------------------------------------------
