@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOCAL = "local"
+SAY_AGAIN_S = 60.0
+"""A notice that comes again and again, such as a store that does not answer, is said once a minute."""
 
 
 # --- what was asked ------------------------------------------------------------------------------------------------------------------
@@ -279,13 +281,21 @@ def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
     """Following, as it is shown."""
     from pipelines import follow
 
+    said: dict[str, float] = {}
+
+    def note(text: str) -> None:
+        now = time.monotonic()
+        if now - said.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
+            said[text] = now
+            progress.note(text)
+
     def show(event: Event) -> None:
         if isinstance(event, follow.Progress):
             progress.update(Snapshot("computing", event.ok + event.failed, event.rows, failed=event.failed, facts=facts_of(event)))
         elif isinstance(event, follow.Ended):
-            progress.note(f"shard {event.shard}: attempt {event.attempt} is {event.state} ({event.cause or 'no cause given'})")
+            note(f"shard {event.shard}: attempt {event.attempt} is {event.state} ({event.cause or 'no cause given'})")
         elif isinstance(event, follow.Notice):
-            progress.note(f"{event.kind.replace('_', ' ')}: {event.text}")
+            note(f"{event.kind.replace('_', ' ')}: {event.text}")
 
     return show
 

@@ -4,7 +4,8 @@
     scripts/demo            embed 2,400 definitions, then answer 248 questions (make demo)
     scripts/demo --quick    the same with 200 and 20 rows
 
-The local stack of this demonstration lives in out/demo/state and is stopped at the end; one that you started yourself is not touched.
+The local stack of this demonstration has a folder of its own and is stopped at the end, also when this script is killed; one that you
+started yourself is not touched.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -23,10 +25,15 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "demo"
-STATE = OUT / "state"
 PROMPT = "Answer briefly: {question}"
 NEW_TOKENS = 24
 STOP_SECONDS = 60
+# Ends the local stack when its standard input does: when this script has finished, or was killed in whatever way.
+KEEPER = """
+import subprocess, sys
+sys.stdin.buffer.read()
+sys.exit(subprocess.run([sys.executable, "-P", "-m", "cli", "local", "down"], stdout=subprocess.DEVNULL).returncode)
+"""
 
 
 class Failed(Exception):
@@ -50,6 +57,34 @@ def nightbatch(*arguments: str, record: bool = True, timeout: float = 900) -> di
     if done.returncode != 0:
         raise Failed(f"`nightbatch {arguments[0]}` ended with exit code {done.returncode}.\n{done.stdout.strip()}")
     return json.loads(done.stdout) if record else {}
+
+
+class LocalStack:
+    """The emulator and its S3 server, from `local up` to `local down`."""
+
+    def __enter__(self) -> dict[str, Any]:
+        self._keeper = subprocess.Popen([sys.executable, "-c", KEEPER], cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            nightbatch("local", "up")
+            return nightbatch("local", "status")
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        heading("6. Stop everything")
+        say("$ ./nightbatch local down")
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        while True:  # it ends by itself; another Ctrl-C does not make that quicker
+            try:
+                if self._keeper.wait(timeout=STOP_SECONDS) != 0:
+                    raise Failed("the local stack could not be stopped.")
+                return
+            except KeyboardInterrupt:
+                continue
+            except subprocess.TimeoutExpired:
+                raise Failed(f"the local stack did not stop within {STOP_SECONDS} s (process {self._keeper.pid} waits for it).") from None
 
 
 def inputs(quick: bool) -> tuple[Path, Path, tuple[str, ...], tuple[str, ...]]:
@@ -118,10 +153,8 @@ def run_all(quick: bool) -> None:
     installed = time.monotonic()
 
     heading("2. RunPod's stand-in and an S3 server, on this machine")
-    nightbatch("local", "up")
-    status = nightbatch("local", "status")
-    price = max(endpoint["usd_per_second"] for endpoint in status["endpoints"])
-    try:
+    with LocalStack() as status:
+        price = max(endpoint["usd_per_second"] for endpoint in status["endpoints"])
         heading("3. Embed: one vector a definition")
         vectors = nightbatch(
             "run", relative(str(texts)), "--task", "embed", "--model", "minilm", "--column", "text", "--id-column", "id",
@@ -135,9 +168,6 @@ def run_all(quick: bool) -> None:
         heading("5. Verify, from storage alone")
         for run in (vectors, answers):
             nightbatch("verify", run["run"], "--stack", "local", "--out", relative(run["out"]), record=False)
-    finally:
-        heading("6. Stop everything")
-        nightbatch("local", "down", record=False, timeout=STOP_SECONDS)
 
     heading("Summary")
     for line in table([("embed", vectors), ("generate", answers)], price):
@@ -156,6 +186,17 @@ def run_all(quick: bool) -> None:
     say("  ./nightbatch local down")
 
 
+def keep_logs(state: Path) -> Path:
+    """Copy the logs out of the folder that goes away."""
+    kept = OUT / "logs"
+    shutil.rmtree(kept, ignore_errors=True)
+    for log in state.rglob("*.log"):
+        target = kept / log.relative_to(state)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, target)
+    return kept
+
+
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -166,22 +207,21 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
-    os.environ["NIGHTBATCH_HOME"] = str(STATE)
     os.environ["NIGHTBATCH_PROGRAM"] = "./nightbatch"
     say("Nightbatch embeds 2,400 definitions and answers 248 questions with real vLLM on this machine's CPU, through RunPod's")
     say("job protocol and a real S3 server, proves that every row came back, and says what it would have cost on a GPU.")
-    try:
-        if STATE.exists():  # an earlier demonstration that was killed: its processes ended with it, its objects are not needed
-            shutil.rmtree(STATE)
-        OUT.mkdir(parents=True, exist_ok=True)
-        run_all(options.quick)
-    except Failed as failed:
-        say(f"\nThe demonstration stopped: {failed}")
-        say(f"The logs are in {relative(str(STATE))}.")
-        return 1
-    except KeyboardInterrupt:
-        say("\ninterrupted; nothing is left running.")
-        return 130
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="nightbatch-demo-") as state:
+        os.environ["NIGHTBATCH_HOME"] = state
+        try:
+            run_all(options.quick)
+        except Failed as failed:
+            say(f"\nThe demonstration stopped: {failed}")
+            say(f"The logs are in {relative(str(keep_logs(Path(state))))}.")
+            return 1
+        except KeyboardInterrupt:
+            say("\ninterrupted; nothing is left running.")
+            return 130
     return 0
 
 
