@@ -51,8 +51,9 @@ class WorkerEvents(Protocol):
         """The worker got its first job, or has none left."""
         ...
 
-    def stop_wanted(self, worker: str) -> None:
-        """The worker's result said `stopPod`, or it overran an execution timeout and the endpoint stops such workers."""
+    def stop_wanted(self, worker: str, *, at_once: bool) -> None:
+        """The worker's result said `stopPod`: it ends when it has no jobs left. Or it overran an execution timeout and the endpoint
+        stops such workers: then at once."""
         ...
 
 
@@ -283,7 +284,7 @@ class Broker:
             error = result.error if result.error is None or isinstance(result.error, str) else msgspec.json.encode(result.error).decode()
             self._finish(job, jobs.finish(job, output=output, error=error, now=now), stop_worker=False)
         if result.stopPod:
-            self._workers.stop_wanted(worker)
+            self._workers.stop_wanted(worker, at_once=False)
         self._release(worker, job_id)
         return code
 
@@ -349,7 +350,7 @@ class Broker:
                 exceeded = jobs.exceed(job, self.settings.exceeded_status, now)
                 self._finish(job, exceeded, stop_worker=True)
                 if self.settings.exceeded_stops_worker and job.worker is not None:
-                    self._workers.stop_wanted(job.worker)
+                    self._workers.stop_wanted(job.worker, at_once=True)
         patience = self.settings.lost_after_s
         for job_id in [job_id for job_id, heard in self._in_progress.items() if now - heard >= patience]:
             self._lose(self._jobs[job_id], now)

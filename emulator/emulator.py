@@ -171,6 +171,10 @@ class Emulator:
             bill=fleet.bill(),
         )
 
+    def open_polls(self, name: str) -> int:
+        """How many workers of an endpoint wait for work at this moment."""
+        return sum(len(worker.polls) for worker in self._find(name).fleet.workers)
+
     def scripted(self, name: str) -> ScriptedLauncher:
         """The scripted workers of an endpoint."""
         return self._launchers[name]

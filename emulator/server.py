@@ -350,6 +350,7 @@ class Server:
             call.endpoint.fleet.fell_ill(worker, f"{query.get('check', 'check')}: {query.get('reason', '')}")
         else:
             named = query.get("job_id", "")
+            call.endpoint.fleet.heard(worker)
             call.endpoint.broker.ping(worker, named.split(",") if named else (), self._clock.time())
         return _json(200, {})
 

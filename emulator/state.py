@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -62,9 +63,12 @@ class State:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # requests carry s3Config: only the owner may read them, and what is deleted is overwritten
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         try:
             self._db = apsw.Connection(str(path))
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;")
+            for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON"):
+                self._db.execute(f"PRAGMA {pragma}").fetchall()
             self._db.execute("BEGIN EXCLUSIVE; COMMIT")
             self._db.execute(_SCHEMA)
         except apsw.BusyError:

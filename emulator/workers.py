@@ -30,6 +30,10 @@ RETRY_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 no waits."""
 
 
+EXTERNAL_GONE_S: Final = 120.0
+"""A worker from outside that has neither an open poll nor pinged for so long is forgotten."""
+
+
 class WorkerState(StrEnum):
     INITIALIZING = "initializing"
     IDLE = "idle"
@@ -74,11 +78,15 @@ class Worker:
     busy: bool = False
     throttled: bool = False
     outdated: bool = False
+    leaving: bool = False
+    """Gets no further work, and is stopped when it has none left."""
     stopping: bool = False
     unhealthy: str | None = None
     """Why, if it is."""
     external: bool = False
     """Came by itself; the emulator neither starts, stops nor bills it."""
+    heard_at: float = 0.0
+    """When it last asked for work or pinged."""
     meter: Meter = field(default_factory=Meter)
     handle: WorkerHandle | None = None
     task: asyncio.Task[None] | None = None
@@ -87,7 +95,7 @@ class Worker:
 
     @property
     def may_work(self) -> bool:
-        return not (self.stopping or self.outdated or self.unhealthy)
+        return not (self.stopping or self.leaving or self.outdated or self.unhealthy)
 
     def end_polls(self) -> None:
         for poll in self.polls:
@@ -170,6 +178,7 @@ class Fleet:
                 return None
             worker = Worker(worker_id, self._version, self._clock.time(), external=True)
             self._workers[worker_id] = worker
+        worker.heard_at = self._clock.time()
         if worker.ready_at is None and worker.unhealthy is None:
             now = self._clock.time()
             worker.ready_at = worker.idle_since = now
@@ -185,14 +194,23 @@ class Fleet:
         worker.idle_since = None if busy else self._clock.time()
         if worker.meter.phase is not Phase.UNBILLED:
             self._meter(worker, Phase.EXECUTION if busy else Phase.IDLE)
-        if not busy and worker.outdated:
+        if not busy and (worker.outdated or worker.leaving):
             self._stop(worker)
 
-    def stop_wanted(self, worker_id: str) -> None:
-        """Its result said `stopPod`: no further work, and it ends once it has none."""
+    def stop_wanted(self, worker_id: str, *, at_once: bool) -> None:
+        """No further work; it ends at once, or when it has no jobs left."""
         worker = self._workers.get(worker_id)
-        if worker is not None and not worker.external:
+        if worker is None or worker.external:
+            return
+        worker.leaving = True
+        if at_once or not worker.busy:
             self._stop(worker)
+
+    def heard(self, worker_id: str) -> None:
+        """It pinged."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.heard_at = self._clock.time()
 
     def fell_ill(self, worker_id: str, reason: str) -> None:
         """It reported `status=unhealthy` (a fitness check failed); it is about to exit."""
@@ -216,6 +234,9 @@ class Fleet:
                 self._meter(worker, Phase.UNBILLED)
                 if worker.handle is not None:
                     worker.handle.kill()
+        for worker in self.workers:
+            if worker.external and not worker.polls and now - worker.heard_at > EXTERNAL_GONE_S:
+                self._remove(worker)
         if self._launcher is None:
             return
         self._find_hosts()

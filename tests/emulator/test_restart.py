@@ -71,6 +71,8 @@ async def test_deleted_jobs_leave_nothing_in_the_file(tmp_path: Path) -> None:
     async with emulated(tmp_path, NONE) as (_, api):
         job = await api.run("a secret", policy={"ttl": 10_000})
         await api.until(job, "GONE")
+    assert stat.S_IMODE((tmp_path / "state.sqlite").stat().st_mode) == 0o600
+    assert b"a secret" not in (tmp_path / "state.sqlite").read_bytes()
     with sqlite3.connect(tmp_path / "state.sqlite") as file:
         assert [file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("jobs", "bodies")] == [0, 0]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 
 from emulator import EndpointConfig, FastClock, Script, WorkerState
-from tests.emulator.kit import Gate, echo, emulated, eventually, working
+from tests.emulator.kit import Api, Gate, echo, emulated, eventually, working
 
 LAZY = EndpointConfig(name="e", workers_max=3, idle_timeout_s=5, scaler_value=4)
 EAGER = EndpointConfig(name="e", workers_max=3, idle_timeout_s=5, scaler="REQUEST_COUNT", scaler_value=1)
@@ -188,6 +189,62 @@ async def test_a_stopping_worker_is_given_nothing(tmp_path: Path) -> None:
         assert (await api.status(job))["status"] == "IN_QUEUE"
         emulator.configure("e", workers_max=1)
         assert (await api.until(job, "COMPLETED"))["workerId"] != first
+
+
+async def test_a_worker_that_wants_to_be_refreshed_finishes_its_other_jobs_first(tmp_path: Path) -> None:
+    gate = Gate()
+    endpoint = EndpointConfig(name="e", workers_min=1, workers_max=1)
+    async with emulated(tmp_path, endpoint, scripts={"e": Script(gate.handler, concurrency=2)}) as (emulator, api):
+        first, second = await api.run(1), await api.run(2)
+        await api.until(first, "IN_PROGRESS")
+        worker = emulator.scripted("e").workers[(await api.until(second, "IN_PROGRESS"))["workerId"]]
+        assert await worker.post(first, {"output": "early", "stopPod": True}) == 200
+        third = await api.run(3)
+        await asyncio.sleep(0.05)
+        assert (await api.status(third))["status"] == "IN_QUEUE"
+        gate.open.set()
+        assert (await api.until(second, "COMPLETED"))["output"] == {"said": 2}
+        assert (await api.until(third, "COMPLETED"))["workerId"] != worker.id
+        assert (await api.status(first))["output"] == "early"
+
+
+async def test_a_worker_from_outside_is_served_and_forgotten_when_it_is_gone(tmp_path: Path) -> None:
+    endpoint = EndpointConfig(name="e", workers_max=1)
+    async with emulated(tmp_path, endpoint, clock=FastClock(500)) as (emulator, api):
+        job = await api.run("by hand")
+        key = {"Authorization": emulator.worker_key}
+        status, given = await api.call("GET", "job-take/mine?gpu=x", headers=key)
+        assert (status, given) == (200, {"id": job, "input": "by hand"})
+        assert (await api.call("POST", f"job-done/mine/{job}?gpu=x", {"output": 5}, headers=key))[0] == 200
+        assert (await api.status(job))["output"] == 5
+        assert [worker.id for worker in emulator.endpoint("e").workers] == ["mine"]
+        assert emulator.endpoint("e").bill.billed_s == 0
+        await eventually(lambda: not emulator.endpoint("e").workers)
+
+
+async def test_a_poll_without_work_is_answered_204_and_that_of_a_stranger_refused(tmp_path: Path) -> None:
+    outside, inside = EndpointConfig(name="e", workers_max=1), EndpointConfig(name="own", workers_max=1)
+    async with emulated(tmp_path, outside, inside, scripts={"own": Script(echo)}) as (emulator, api):
+        begun = emulator.clock.time()
+        assert (await api.call("GET", "job-take/mine?gpu=x"))[0] == 204
+        assert (await api.call("GET", "job-take-batch/mine?gpu=x&batch_size=4"))[0] == 204
+        assert (await api.call("GET", "job-stop/mine?gpu=x"))[0] == 204
+        assert emulator.clock.time() - begun >= 40  # three long polls of 15 s
+        async with aiohttp.ClientSession() as session:
+            assert (await Api(session, emulator, "own").call("GET", "job-take/stranger?gpu=x"))[0] == 404
+
+
+async def test_a_job_is_not_handed_to_a_worker_that_has_hung_up(tmp_path: Path) -> None:
+    async with emulated(tmp_path, EndpointConfig(name="e", workers_max=1), clock=FastClock(1)) as (emulator, api):
+        poll = asyncio.create_task(api.call("GET", "job-take/mine?gpu=x"))
+        await eventually(lambda: emulator.endpoint("e").workers)
+        poll.cancel()
+        await asyncio.gather(poll, return_exceptions=True)
+        fleet_worker = await eventually(lambda: emulator.endpoint("e").workers)
+        assert fleet_worker[0].state is WorkerState.IDLE
+        await eventually(lambda: emulator.open_polls("e") == 0)
+        job = await api.run()
+        assert (await api.status(job))["status"] == "IN_QUEUE"
 
 
 # --- redelivery -------------------------------------------------------------------------------------------------------
