@@ -72,6 +72,8 @@ class Settings:
             value: Any = read(name, parse, None)
             if value is not None:
                 arguments[argument] = value
+        if "revision" in arguments:
+            arguments["tokenizer_revision"] = arguments["revision"]
         nothing: dict[str, Any] = {}
         arguments |= read("VLLM_EXTRA", _object, nothing)
         settings = cls(

@@ -27,25 +27,25 @@ def chat(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-GOOD = [
-    *(row(f"chat-{n}", ChatUrl, messages=chat(f"What is {n} plus {n}? " * (1 + n % 5)), max_tokens=8 + n) for n in range(16)),
-    *(row(f"text-{n}", CompletionUrl, prompt=f"The quick brown fox number {n} " * (1 + n % 7), max_tokens=6 + n) for n in range(16)),
-    row("default-limit", CompletionUrl, prompt="hello world"),
+CHAT = [
+    *(row(f"chat-{n}", ChatUrl, messages=chat(f"What is {n} plus {n}? " * (1 + n % 5)), max_tokens=8 + n) for n in range(24)),
     row("system", ChatUrl, messages=[{"role": "system", "content": "be brief"}, *chat("hi")], max_completion_tokens=7),
-    row(
-        "parts",
-        ChatUrl,
-        messages=[{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}],
-        max_tokens=5,
-    ),
+    row("parts", ChatUrl, messages=[{"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two")]}], max_tokens=5),
     row("logprobs", ChatUrl, messages=chat("logs"), max_tokens=4, logprobs=True, top_logprobs=3),
-    row("text-logprobs", CompletionUrl, prompt="logs", max_tokens=4, logprobs=2),
-    row("stop", CompletionUrl, prompt="stop here", max_tokens=40, stop=["e", "a", "o"]),
-    row("bias", CompletionUrl, prompt="bias", max_tokens=3, logit_bias={"40": 100}),
-    row("tokens", CompletionUrl, prompt=[40, 41, 42], max_tokens=3),
-    row("penalty", CompletionUrl, prompt="again again", max_tokens=12, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.2),
-    row("ignore-eos", CompletionUrl, prompt="go on", max_tokens=9, ignore_eos=True, min_tokens=9),
-    row("cut", CompletionUrl, prompt="word " * 300, max_tokens=5, truncate_prompt_tokens=50),
+    row("stop", ChatUrl, messages=chat("stop here"), max_tokens=40, stop=["e", "a", "o"]),
+    row("stop-kept", ChatUrl, messages=chat("stop here"), max_tokens=40, stop=["e", "a", "o"], include_stop_str_in_output=True),
+    row("bias", ChatUrl, messages=chat("bias"), max_tokens=3, logit_bias={"40": 100}),
+    row("penalty", ChatUrl, messages=chat("again"), max_tokens=12, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.2),
+    row("ignore-eos", ChatUrl, messages=chat("go on"), max_tokens=9, ignore_eos=True, min_tokens=9),
+    row("cut", ChatUrl, messages=chat("word " * 300), max_tokens=5, truncate_prompt_tokens=50),
+    row("carry-on", ChatUrl, messages=[*chat("hi"), {"role": "assistant", "content": "Well"}], max_tokens=6, add_generation_prompt=False),
+    row("allowed", ChatUrl, messages=chat("few"), max_tokens=6, allowed_token_ids=[40, 41, 42], bad_words=["!"]),
+]
+TEXT = [
+    *(row(f"text-{n}", CompletionUrl, prompt=f"The quick brown fox number {n} " * (1 + n % 7), max_tokens=6 + n) for n in range(8)),
+    row("default-limit", CompletionUrl, prompt="hello world", ignore_eos=True),
+    row("text-logprobs", CompletionUrl, prompt="logs", max_tokens=4, logprobs=2, ignore_eos=True),
+    row("tokens", CompletionUrl, prompt=[40, 41, 42], max_tokens=3, ignore_eos=True),
 ]
 BAD = {
     "too-long": (row("too-long", CompletionUrl, prompt="a " * 5000), "context_length_exceeded"),
@@ -108,9 +108,9 @@ def in_worker(python: Path, repo: Path, order: dict[str, Any], env: dict[str, st
 
 @pytest.fixture(scope="session")
 def run_batch(worker_python: Path, repo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """id -> response body of `vllm run-batch` for the good rows."""
+    """id -> response body of `vllm run-batch` for the chat rows: it knows no /v1/completions."""
     folder = tmp_path_factory.mktemp("run-batch")
-    lines = [json.dumps({"custom_id": r["id"], "method": "POST", "url": r["url"], "body": r["body"]}) for r in GOOD]
+    lines = [json.dumps({"custom_id": r["id"], "method": "POST", "url": r["url"], "body": r["body"]}) for r in CHAT]
     (folder / "in.jsonl").write_text("\n".join(lines) + "\n")
     resolved = subprocess.run(
         [str(worker_python), "-m", "worker.models", "resolve", "tiny"], cwd=repo, capture_output=True, text=True, timeout=300
@@ -132,14 +132,14 @@ def run_batch(worker_python: Path, repo: Path, tmp_path_factory: pytest.TempPath
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-    assert [line["error"] for line in found] == [None] * len(GOOD), [line for line in found if line["error"]]
+    assert [line["error"] for line in found] == [None] * len(CHAT), [line for line in found if line["error"]]
     return {line["custom_id"]: line["response"]["body"] for line in found}
 
 
 @pytest.fixture(scope="session", params=[0, 1], ids=["in-process", "own-process"])
 def ours(request: pytest.FixtureRequest, worker_python: Path, repo: Path) -> dict[str, Any]:
     """Two shards at once, and then one that kills the engine."""
-    everything = [*GOOD, *(bad for bad, _ in BAD.values()), *SAMPLED]
+    everything = [*CHAT, *TEXT, *(bad for bad, _ in BAD.values()), *SAMPLED]
     order = {"shards": [everything[::2], everything[1::2]], "deadly": DEADLY}
     killer = json.dumps({"logits_processors": ["tests.worker.killer:Killer"], "max_model_len": 512})
     return in_worker(worker_python, repo, order, environment(request.param, "tiny", VLLM_EXTRA=killer))
@@ -183,7 +183,7 @@ def test_every_bad_row_fails_alone_with_its_code(ours: dict[str, Any]) -> None:
     errors, answers = merged(ours, "errors"), merged(ours, "answers")
     expected = {ident: code for ident, (_, code) in BAD.items()} | {"json-cut": "schema_incomplete"}
     assert {ident: error["code"] for ident, error in errors.items()} == expected
-    assert len(answers) == len(GOOD) + len(SAMPLED) - 1
+    assert len(answers) == len(CHAT) + len(TEXT) + len(SAMPLED) - 1
     assert all(error["message"] and len(error["message"]) < 700 for error in errors.values())
 
 
@@ -195,11 +195,21 @@ def test_sampling_fields_do_what_they_say(ours: dict[str, Any]) -> None:
     assert answers["choice"]["choices"][0]["text"] in ("yes", "no")
 
 
+def test_completions_answer_with_openais_defaults(ours: dict[str, Any]) -> None:
+    answers = merged(ours, "answers")
+    assert answers["default-limit"]["usage"]["completion_tokens"] == 16
+    assert answers["tokens"]["usage"] == {"prompt_tokens": 3, "total_tokens": 6, "completion_tokens": 3}
+    logprobs = answers["text-logprobs"]["choices"][0]["logprobs"]
+    assert [len(logprobs[name]) for name in ("tokens", "token_logprobs", "text_offset")] == [4, 4, 4]
+    assert "".join(logprobs["tokens"]) == answers["text-logprobs"]["choices"][0]["text"]
+    assert all(max(top.values()) == chosen for top, chosen in zip(logprobs["top_logprobs"], logprobs["token_logprobs"], strict=True))
+
+
 def test_the_summary_counts_what_was_computed(ours: dict[str, Any]) -> None:
     for summary in ours["summaries"]:
         assert summary["outcome"] == "won"
         assert summary["peak_rss_bytes"] > 100 << 20
-    assert sum(s["ok"] + s["failed"] for s in ours["summaries"]) == len(GOOD) + len(BAD) + len(SAMPLED)
+    assert sum(s["ok"] + s["failed"] for s in ours["summaries"]) == len(CHAT) + len(TEXT) + len(BAD) + len(SAMPLED)
     counted = sum(answer["usage"]["completion_tokens"] for answer in merged(ours, "answers").values())
     assert 0 <= sum(s["tokens_out"] for s in ours["summaries"]) - counted <= 2, "the cut-off row's tokens were computed, too"
 

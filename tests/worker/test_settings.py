@@ -10,6 +10,7 @@ import pytest
 
 from contract.errors import InfrastructureError, UsageError
 from worker import models
+from worker.engine.launch import use_volume
 from worker.redact import CleanStream, Redactor
 from worker.settings import Settings
 
@@ -99,3 +100,14 @@ def test_a_worker_without_a_model_ends_with_one_sentence_and_exit_code_2(repo: P
     assert done.returncode == 2
     assert "NIGHTBATCH_MODEL is not set" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_cached_model_on_the_volume_is_read_without_the_hub(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    use_volume("org/model", environ, tmp_path / "none")
+    assert environ == {}
+    (tmp_path / "huggingface-cache/hub/models--org--model/snapshots").mkdir(parents=True)
+    use_volume("org/other", environ, tmp_path)
+    assert environ == {"HF_HUB_CACHE": str(tmp_path / "huggingface-cache/hub")}
+    use_volume("org/model", environ, tmp_path)
+    assert environ["HF_HUB_OFFLINE"] == "1"
