@@ -1,0 +1,166 @@
+"""kill -9 of the client, of a worker, of the emulator in the middle of a run, and two clients at once: the run finishes, nothing is lost or
+doubled, and nothing is computed again but shards that were in flight. Real processes and a real S3 server; workers that echo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.house import House, RunObjects, Started, answers, eventually, ids, question_rows
+from tests.emulator.kit import processes_of
+
+pytestmark = pytest.mark.slow
+
+ROWS = 320
+SHARDS = 10
+SLOTS = 2
+"""Shards that run at once: one worker, two jobs."""
+
+
+def begin(house: House, rows: Path, out: Path, *, done: int, more: tuple[str, ...] = ()) -> tuple[Started, str]:
+    """A run in its middle: `done` shards are committed, and two more stand in the engine."""
+    question_rows(rows, ROWS)
+    house.gate.reset(done)
+    started = house.start("run", rows, "--task", "generate", "--model", "echo", "--out", out, "--json", *more)
+    eventually(lambda: house.gate.came >= done + SLOTS, f"{done + SLOTS} shards have reached the engine; {started.err}")
+    run = house.run_uri()
+    assert run is not None
+    eventually(lambda: len(RunObjects.of(house, run).committed) >= done, f"{done} shards are committed")
+    return started, run
+
+
+def check(house: House, run: str, out: Path, *, again: set[str] = frozenset()) -> RunObjects:  # type: ignore[assignment]
+    """Every row is there once and in order, storage agrees, and only the shards in `again` were executed more than once."""
+    assert ids(out) == [f"row-{n}" for n in range(ROWS)]
+    for n, line in enumerate(answers(out)):
+        assert f"row {n} about" in line["response"]["body"]["choices"][0]["message"]["content"]
+    assert house.ok("verify", run, "--out", out, "--inputs")["state"] == "verified"
+    found = RunObjects.of(house, run)
+    assert found.committed == {f"{n:05d}" for n in range(SHARDS)}
+    assert {shard for shard, count in found.executions.items() if count > 1} <= again
+    assert all(outcomes.count("won") == 1 for outcomes in found.outcomes().values())
+    numbers = [intent.attempt for intent in found.intents]
+    assert len(set(numbers)) == len(numbers)
+    return found
+
+
+def in_flight(house: House, run: str) -> set[str]:
+    """Shards that have begun and are not committed."""
+    found = RunObjects.of(house, run)
+    return set(found.executions) - found.committed
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the ledger", "the machine"])
+def test_a_killed_client_is_resumed_and_nothing_is_computed_again(house: House, rows: Path, tmp_path: Path, lost: str) -> None:
+    question = {"nothing": "What is row {n} about?", "the ledger": "Say what row {n} about.", "the machine": "Tell, is row {n} about it?"}
+    out, resumed = tmp_path / "out.jsonl", tmp_path / "resumed.jsonl"
+    question_rows(rows, ROWS, text=question[lost])
+    house.gate.reset(4)
+    started = house.start("run", rows, "--task", "generate", "--model", "echo", "--out", out, "--json")
+    eventually(lambda: house.gate.came >= 6, "six shards have reached the engine")
+    run = house.run_uri()
+    assert run is not None
+    eventually(lambda: len(RunObjects.of(house, run).committed) >= 4, "four shards are committed")
+    started.kill()
+    assert not out.exists()
+    env = None
+    if lost == "the ledger":
+        (house.home / "ledger.sqlite3").unlink()
+    elif lost == "the machine":
+        env = house.elsewhere(tmp_path / "elsewhere")
+    house.gate.open()
+    record = house.ok("resume", run, "--out", resumed, env=env)
+    assert (record["state"], record["rows"], record["ok"], record["verified"]) == ("complete", ROWS, ROWS, True)
+    found = check(house, run, resumed)
+    assert found.executions == {f"{n:05d}": 1 for n in range(SHARDS)}
+    assert not out.exists()
+
+
+def test_a_client_killed_before_it_sent_anything_is_resumed(house: House, rows: Path, tmp_path: Path) -> None:
+    """Between the plan and the first job, and with a journal whose jobs may or may not have been sent."""
+    question_rows(rows, ROWS, text="Before: is row {n} about this?")
+    record = house.ok("plan", rows, "--task", "generate", "--model", "echo")
+    house.gate.reset(0)
+    started = house.start("submit", record["run"])
+    eventually(lambda: RunObjects.of(house, record["run"]).under("journal"), "the first intents are in the journal")
+    started.kill()
+    house.gate.open()
+    out = tmp_path / "out.jsonl"
+    assert house.ok("resume", record["run"], "--out", out, timeout_s=110)["ok"] == ROWS
+    check(house, record["run"], out)
+
+
+def test_a_killed_worker_costs_only_the_shards_that_it_had(house: House, rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    started, run = begin(house, rows, out, done=3)
+    had = in_flight(house, run)
+    assert len(had) == SLOTS
+    for pid in house.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    house.gate.open()
+    said = started.said(110)
+    assert said.code == 0, said.err
+    assert said.record["state"] == "complete"
+    found = check(house, run, out, again=had)
+    assert all(found.executions[shard] == 2 for shard in had)
+
+
+def test_a_killed_emulator_that_comes_back_costs_only_the_shards_in_flight(house: House, rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    question_rows(rows, ROWS)
+    started, run = begin(house, tmp_path / "emulator.jsonl", out, done=3)
+    had = in_flight(house, run)
+    house.kill()
+    eventually(lambda: not processes_of(house.state), "workers and S3 have ended with the emulator", 15)
+    house.gate.open()
+    house.up()
+    said = started.said(110)
+    assert said.code == 0, said.err
+    check(house, run, out, again=had)
+
+
+def test_everything_killed_at_once_and_the_run_is_resumed(house: House, rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    started, run = begin(house, tmp_path / "everything.jsonl", out, done=3)
+    had = in_flight(house, run)
+    started.kill()
+    house.kill()
+    eventually(lambda: not processes_of(house.state), "workers and S3 have ended with the emulator", 15)
+    house.gate.open()
+    house.up()
+    assert house.ok("resume", run, "--out", out, timeout_s=110)["verified"] is True
+    check(house, run, out, again=had)
+
+
+def test_two_clients_resume_the_same_run_at_once(house: House, rows: Path, tmp_path: Path) -> None:
+    budget = 1.0
+    started, run = begin(house, tmp_path / "two.jsonl", tmp_path / "never.jsonl", done=2, more=("--budget", str(budget)))
+    started.kill()
+    outs = [tmp_path / "one.jsonl", tmp_path / "two-out.jsonl"]
+    both = [house.start("resume", run, "--out", out, "--json") for out in outs]
+    for client in both:
+        eventually(lambda client=client: "computing" in client.err, "both clients follow the run")  # type: ignore[misc]
+    house.gate.open()
+    saids = [client.said(110) for client in both]
+    assert [said.code for said in saids] == [0, 0], [said.err for said in saids]
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+    found = check(house, run, outs[0])
+    assert sorted(intent.shard for intent in found.intents) == sorted(found.committed), "each shard was sent once"
+    assert all(said.record["usd_estimated"] <= budget for said in saids)
+    assert len({said.record["seal"] for said in saids}) == 1
+
+
+def test_the_same_command_again_goes_on_with_the_run(house: House, rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    started, run = begin(house, tmp_path / "again.jsonl", out, done=2)
+    started.kill()
+    shutil.copy(tmp_path / "again.jsonl", rows)
+    house.gate.open()
+    record = house.ok("run", tmp_path / "again.jsonl", "--task", "generate", "--model", "echo", "--out", out)
+    assert record["run"] == run
+    found = check(house, run, out)
+    assert sum(found.executions.values()) == SHARDS
