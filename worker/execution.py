@@ -27,7 +27,9 @@ from contract.models import (
     PhaseSeconds,
     Plan,
     StartMarker,
+    StoreMode,
     Summary,
+    TaskSpec,
     decode,
     encode,
 )
@@ -95,6 +97,30 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class PlanPin:
+    """What an execution needs of a plan."""
+
+    task: TaskSpec
+    mode: StoreMode
+
+
+class PlanMemory:
+    """Plans that this process has read, by where they are and their id. A plan is immutable, and of a large run it is megabytes."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._pins: dict[tuple[str, str, str], PlanPin] = {}
+
+    def get(self, place: tuple[str, str, str]) -> PlanPin | None:
+        return self._pins.get(place)
+
+    def keep(self, place: tuple[str, str, str], pin: PlanPin) -> None:
+        if len(self._pins) >= self._most:
+            self._pins.pop(next(iter(self._pins)))
+        self._pins[place] = pin
+
+
+@dataclass(frozen=True)
 class World:
     """What an execution stands in. `folder`: an empty one, for spools; whoever made it deletes it."""
 
@@ -108,6 +134,8 @@ class World:
     """The engine's loading time, for the first execution of a process; 0 for the others."""
     peak_rss: Callable[[], int] = lambda: 0
     pieces: PiecePolicy = PiecePolicy()
+    plans: PlanMemory | None = None
+    """None: the plan is read each time."""
 
 
 async def execute(job: JobInput, job_id: str, world: World, stop: Stop) -> Summary:
@@ -178,23 +206,38 @@ class _Execution:
                 return self._summary("mismatch", detail="control.json belongs to another plan")
             if said.epoch > job.epoch or (said.epoch == job.epoch and said.mode != "run"):
                 return self._summary("fenced", detail=f"epoch {job.epoch} of the job, epoch {said.epoch} ({said.mode}) of the run")
-        try:
-            blob = await store.get(self.keys.plan())
-        except NotFound:
-            return self._summary("mismatch", detail="there is no plan at the run's address")
-        plan: Plan = decode(blob.data, Plan, where=self.where(self.keys.plan()))
-        if plan.plan_id != job.plan:
-            return self._summary("mismatch", detail="plan.json is another plan")
-        if plan.task != job.task:
+        pin = await self._plan()
+        if isinstance(pin, Summary):
+            return pin
+        if pin.task != job.task:
             return self._summary("mismatch", detail="the job's task is not the plan's")
         # Whether first-write-wins can be had was proven when the run was planned; the plan says it, and it is not found out again here.
-        store.mode = plan.store.mode
+        store.mode = pin.mode
         standing = await get_or_none(store, self.keys.commit(job.shard))
         if standing is not None:
             return await self._closed(decode(standing.data, Commit, where=self.where(self.keys.commit(job.shard))))
         if store.now() > job.start_by:
             return self._summary("expired", detail=f"it could start until {job.start_by.isoformat()}")
         return None
+
+    async def _plan(self) -> PlanPin | Summary:
+        """What the plan says, or the summary of a job that belongs to another one."""
+        store, key, memory = self.store, self.keys.plan(), self.world.plans
+        place = (store.endpoint_url, self.job.run, self.job.plan)
+        known = memory.get(place) if memory else None
+        if known is not None:
+            return known
+        try:
+            blob = await store.get(key)
+        except NotFound:
+            return self._summary("mismatch", detail="there is no plan at the run's address")
+        plan: Plan = decode(blob.data, Plan, where=self.where(key))
+        if plan.plan_id != self.job.plan:
+            return self._summary("mismatch", detail="plan.json is another plan")
+        pin = PlanPin(plan.task, plan.store.mode)
+        if memory:
+            memory.keep(place, pin)
+        return pin
 
     async def _closed(self, commit: Commit) -> Summary:
         if commit.plan != self.job.plan:

@@ -26,7 +26,7 @@ from contract.keys import RunUri
 from contract.models import Control, JobInput, S3Config, StoreMode, convert, decode
 from contract.store import S3Store, Store, get_or_none
 from worker.engine.base import Engine, EngineDied
-from worker.execution import Clock, Identity, PiecePolicy, Stop, World, execute
+from worker.execution import Clock, Identity, PiecePolicy, PlanMemory, Stop, World, execute
 from worker.redact import Redactor
 from worker.settings import Settings
 
@@ -91,6 +91,7 @@ class Worker:
         self._clock: Clock = clock or Monotonic()
         self._control_s = control_s
         self._pieces = pieces or PiecePolicy()
+        self._plans = PlanMemory()
         self._stores: OrderedDict[tuple[str, ...], Store] = OrderedDict()
         self._running: dict[asyncio.Task[dict[str, Any]], Stop] = {}
         self._load_s: float | None = engine.info.load_s
@@ -131,6 +132,7 @@ class Worker:
                     take_load_s=self._take_load_s,
                     peak_rss=peak_rss,
                     pieces=self._pieces,
+                    plans=self._plans,
                 )
                 watch = asyncio.ensure_future(self._watch(request[0], store, stop))
                 try:

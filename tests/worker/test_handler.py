@@ -248,6 +248,23 @@ async def test_a_store_is_made_once_for_the_same_keys(house: House) -> None:
     assert len(house.made) == 1
 
 
+async def test_a_plan_is_read_once_by_a_process_and_never_taken_for_another(house: House) -> None:
+    job = await house.job()
+    await house.worker.handle(job)
+    reads: list[str] = []
+
+    async def note(op: str, key: str) -> None:
+        if key == KEYS.plan():
+            reads.append(op)
+
+    house.store.hook = note
+    assert (await house.worker.handle(job))["outcome"] == "already"
+    assert reads == []
+    other = {**job, "input": {**job["input"], "plan": "f" * 64}}
+    assert (await house.worker.handle(other))["outcome"] == "mismatch"
+    assert reads == ["get"]
+
+
 async def test_refused_keys_are_the_outcome_credentials(house: House) -> None:
     job = await house.job()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -118,8 +117,3 @@ class _FakeBatch:
                 yield results
             if engine.dies_after is not None and answered >= engine.dies_after:
                 raise EngineDied("the engine died as it was told to")
-
-
-async def forever() -> None:
-    """A pause that only a cancellation ends."""
-    await asyncio.Event().wait()

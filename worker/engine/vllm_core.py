@@ -8,6 +8,7 @@ Works with the engine in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0) and in 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ from worker.engine.base import (
 log = logging.getLogger("nightbatch.engine")
 
 _TOO_LONG = frozenset({"input_text", "input_tokens", "prompt_token_ids"})
+_NO_TEMPLATE = re.compile(r"chat.template.*(not define|no longer allowed|not set|not have)|no chat.template", re.DOTALL)
 _LEAST_LOGPROB = -9999.0
 """What vLLM's server writes for minus infinity, which JSON cannot say."""
 
@@ -374,7 +376,7 @@ def row_error(error: Exception) -> RowError:
         code = "context_length_exceeded"
     elif "cannot be empty" in lowered:
         code = "empty_prompt"
-    elif "chat template" in lowered and ("does not define" in lowered or "no longer allowed" in lowered or "no chat template" in lowered):
+    elif _NO_TEMPLATE.search(lowered):
         code = "no_chat_template"
     elif isinstance(error, UnicodeError):
         code = "lone_surrogate"
