@@ -479,12 +479,11 @@ class Survey:
     """Outstanding attempts that have begun."""
     exhausted: tuple[str, ...]
     """Open shards with nothing outstanding and no attempt left."""
+    queued_ordinary: int
+    """Of `queued`, those that ask RunPod for a worker. One without an answer counts only for a while: if RunPod had it, a worker would be on
+    its way, and then it counts as that."""
     settled_usd: float
     reserved_usd: float
-
-    @property
-    def queued_ordinary(self) -> int:
-        return sum(1 for s in self.queued if not s.attempt.intent.low_priority)
 
     @property
     def queued_low(self) -> int:
@@ -522,9 +521,17 @@ def survey(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> S
         queued=tuple(queued),
         running=tuple(running),
         exhausted=tuple(exhausted),
+        queued_ordinary=sum(1 for found in queued if asks_for_worker(found, now, tuning)),
         settled_usd=settled_usd(state, now),
         reserved_usd=reserved_usd(state, now),
     )
+
+
+def asks_for_worker(found: Standing, now: datetime, tuning: Tuning) -> bool:
+    """Whether a queued attempt is, as far as is known, an ordinary job in RunPod's queue."""
+    intent = found.attempt.intent
+    doubtful = found.state is AttemptState.UNKNOWN and _passed(intent.sent_at, tuning.promote_after_s, now)
+    return not intent.low_priority and not doubtful
 
 
 def blamed(attempts: Iterable[Standing]) -> int:
@@ -804,11 +811,11 @@ class _Room:
         return low
 
 
-def live_workers(state: RunState) -> int:
-    """Workers that exist, by /health; where that is not known, those that running executions were seen on."""
-    if state.health is not None:
-        return state.health.live
-    return len({s.worker_id for e, s in state.starts.items() if e not in state.ends})
+def live_workers(state: RunState, seen: Survey) -> int:
+    """Workers that exist: by /health, or those that running executions were seen on if they are more (a look at /health grows old)."""
+    running = {(s.attempt.intent.shard, s.attempt.intent.attempt) for s in seen.running}
+    on = {m.worker_id for e, m in state.starts.items() if e not in state.ends and (m.shard, m.attempt) in running}
+    return max(len(on), state.health.live if state.health is not None else 0)
 
 
 def pace_room(state: RunState, seen: Survey) -> tuple[int, int]:
@@ -820,7 +827,7 @@ def pace_room(state: RunState, seen: Survey) -> tuple[int, int]:
         ordinary = most - sum(1 for s in every if not s.attempt.intent.low_priority)
         low = most - sum(1 for s in every if s.attempt.intent.low_priority)
         return max(0, ordinary), max(0, ordinary) + max(0, low)
-    ordinary = rules.pace - live_workers(state) - seen.queued_ordinary
+    ordinary = rules.pace - live_workers(state, seen) - seen.queued_ordinary
     return max(0, ordinary), max(0, 2 * rules.pace * rules.shards_per_worker - len(seen.queued))
 
 
@@ -924,7 +931,7 @@ def needs_promotion(state: RunState, seen: Survey, now: datetime, tuning: Tuning
     """lowPriority work waits, fewer workers live than are wanted, and no ordinary job asks for more (QUEUE_DELAY and REQUEST_COUNT)."""
     if seen.queued_low == 0 or state.short_since is None or not _passed(state.short_since, tuning.promote_after_s, now):
         return False
-    live = live_workers(state)
+    live = live_workers(state, seen)
     return live * state.rules.shards_per_worker < len(seen.queued) + len(seen.running) and live + seen.queued_ordinary < state.rules.pace
 
 

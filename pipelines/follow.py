@@ -98,6 +98,8 @@ POLL_GROWS_S: Final = 60.0
 GAP_S: Final = 0.2
 """Between two ticks, however many webhooks come."""
 HEALTH_OLD_S: Final = 60.0
+HEALTH_SOON_S: Final = 2.0
+"""A look at /health that is older than the markers would count a job that has begun neither as queued nor as a worker."""
 ASLEEP_S: Final = 60.0
 """A longer gap between two ticks says nothing about the queue."""
 STORE_PATIENCE_S: Final = 900.0
@@ -250,6 +252,7 @@ class Driver:
         self._short_since: datetime | None = None
         self._progress_at: datetime | None = None
         self._ticked_at: datetime | None = None
+        self._cleared: set[int] = set()
         self._woken: set[Key] = set()
         self._cancelled: set[Key] = set()
         self._shown: Progress | None = None
@@ -280,6 +283,7 @@ class Driver:
         if self._ticked_at is not None and now > self._ticked_at + timedelta(seconds=ASLEEP_S):
             self._progress_at = now  # this machine slept, or the store was away: nothing is known of the time between
         self._ticked_at = now
+        self._drop_uncleared(now)
         state = self.state()
         actions = decide(state, now, self.tuning)
         result = Step(again=True)
@@ -350,7 +354,7 @@ class Driver:
         """Bring the state up to the store and to RunPod's gauge."""
         self._learn(await self.journal.refresh())
         self._control, _ = await read_control(self.store, self.run.keys, self.run.plan)
-        woken = bool(self._woken)
+        woken, moved = bool(self._woken), False
         await self._refresh_commits()
         count = len(self._markers.starts) + len(self._markers.ends)
         every = max(MARKER_EVERY_S, count / MARKERS_PER_SECOND)
@@ -360,7 +364,8 @@ class Driver:
             self._markers_at = self.timer.monotonic()
             if len(self._markers.starts) + len(self._markers.ends) > count:
                 self._progress_at = self.store.now()
-        await self._refresh_health()
+                moved = True
+        await self._refresh_health(HEALTH_SOON_S if moved else self.tuning.pace_every_s)
         foreign = len(self.journal.foreign) + len(self._markers.foreign)
         if foreign > self._foreign:
             self._foreign = foreign
@@ -389,9 +394,9 @@ class Driver:
             self._progress_at = self.store.now()
         self._commits_at = at
 
-    async def _refresh_health(self) -> None:
+    async def _refresh_health(self, every_s: float) -> None:
         now = self.store.now()
-        if self._health_at is not None and now < self._health_at + timedelta(seconds=self.tuning.pace_every_s):
+        if self._health_at is not None and now < self._health_at + timedelta(seconds=every_s):
             return
         self._health_at = now
         try:
@@ -448,6 +453,8 @@ class Driver:
         number = self.journal.next_number
         stands, entries = await self.journal.append(intents, notes, self.store.now())
         self._learn(entries)
+        if stands:
+            self._cleared.update(intent.attempt for intent in intents)
         if any(e.client == self.client and e.number == number for e in entries):
             del self._pending[: len(notes)]
             self._pending_since = self._pending[0].at if self._pending else None
@@ -456,6 +463,14 @@ class Driver:
                 mine = (self._attempts[self.client, intent.attempt] for intent in intents)
                 self._note(tuple(note_for(attempt, "rejected", now, cause="yielded") for attempt in mine))
         return stands
+
+    def _drop_uncleared(self, now: datetime) -> None:
+        """Intents of an entry whose writing failed on the way and that stands all the same: nobody has looked whether another client wrote
+        before, so they are not sent."""
+        lost = [
+            a for key, a in self._attempts.items() if key[0] == self.client and a.noted is None and a.intent.attempt not in self._cleared
+        ]
+        self._note(note_for(attempt, "rejected", now, cause="not_sent") for attempt in lost)
 
     async def _flush(self) -> None:
         while self._pending:

@@ -52,6 +52,11 @@ class Night:
         return RunHandle(RunUri.parse(self.plan.run), self.plan)
 
     @property
+    def launched(self) -> int:
+        """Workers that the emulator has started by now."""
+        return len(self.emulator.scripted(self.plan.infra.endpoint).workers)
+
+    @property
     def timer(self) -> Timer:
         return Timer(monotonic=self.clock.time, sleep=self.clock.sleep)
 
@@ -84,9 +89,15 @@ class Night:
         return await drive(self.run, **settings)
 
     async def work(self, job: dict[str, Any], worker: ScriptedWorker) -> Any:
-        """What a scripted worker does with a job."""
-        await self.clock.sleep(self.work_s)
-        return await reference_execution(job, self.store(), worker.id, secrets.token_hex(8), self.computed.append)
+        """What a scripted worker does with a job: it takes `work_s` between its start marker and its end."""
+
+        async def reading(op: str, key: str) -> None:
+            if "/input/" in key:
+                await self.clock.sleep(self.work_s)
+
+        store = self.store()
+        store.hook = reading
+        return await reference_execution(job, store, worker.id, secrets.token_hex(8), self.computed.append)
 
 
 @asynccontextmanager

@@ -1,0 +1,397 @@
+# tests/pipelines: a run is followed to its end on the emulator, whatever gets lost on the way.
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.errors import EndpointUnavailable, InfrastructureError
+from contract.models import JobRequest, PartCommit, decode, encode
+from contract.protocol import Health, JobStatus, Tuning
+from emulator import ScriptedWorker
+from pipelines.follow import DriveResult, Notice, Progress, Sent
+from pipelines.ledger import Ledger
+from pipelines.runpod import RunPodClient
+from pipelines.submit import resume, status
+from tests.pipelines.night import Night, night
+
+BOUND_S = 40.0
+
+
+async def bounded(work: Awaitable[DriveResult]) -> DriveResult:
+    return await asyncio.wait_for(work, BOUND_S)
+
+
+def check_complete(found: Night, result: DriveResult) -> None:
+    """Every row once, and the numbers agree with the store."""
+    assert (result.state, result.cause) == ("complete", "complete")
+    assert result.ok + result.failed == result.rows == found.plan.dataset.rows
+    commits = [decode(found.objects.data[found.run.keys.commit(s.shard)], PartCommit, where=s.shard) for s in found.plan.shards]
+    assert sum(c.ok for c in commits) == result.ok
+    assert all(count == 1 for key, count in found.objects.writes.items() if "/parts/" in key or "/commits/" in key)
+
+
+class Wrapped:
+    """A client whose calls a test may break."""
+
+    def __init__(self, inner: RunPodClient) -> None:
+        self.inner = inner
+        self.calls: list[str] = []
+
+    async def run(self, request: JobRequest) -> str:
+        self.calls.append("run")
+        return await self.inner.run(request)
+
+    async def status(self, job_id: str) -> JobStatus:
+        self.calls.append("status")
+        return await self.inner.status(job_id)
+
+    async def cancel(self, job_id: str) -> None:
+        self.calls.append("cancel")
+        await self.inner.cancel(job_id)
+
+    async def health(self) -> Health:
+        return await self.inner.health()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+@pytest.mark.parametrize("mode", ["conditional", "last-writer"])
+@pytest.mark.parametrize("scaler", ["QUEUE_DELAY", "REQUEST_COUNT"])
+async def test_a_run_completes_with_every_row(tmp_path: Path, mode: Any, scaler: str) -> None:
+    async with night(tmp_path, mode=mode, scaler=scaler) as found:
+        result = await bounded(found.drive())
+        check_complete(found, result)
+        assert result.attempts == result.executions == 6
+        assert sorted(found.computed) == sorted(s.shard for s in found.plan.shards)
+        assert 0 < result.usd_estimated < 6 * 0.7
+        sent = [e for e in found.events if isinstance(e, Sent)]
+        assert sum(e.ordinary + e.low_priority for e in sent) == 6
+        assert sum(e.low_priority for e in sent) > 0, "most jobs are lowPriority"
+        assert found.launched == 1, "a pace of one worker starts no second one"
+        last = [e for e in found.events if isinstance(e, Progress)][-1]
+        assert (last.ok, last.failed) == (result.ok, result.failed)
+
+
+async def test_without_webhooks_the_run_ends_all_the_same(tmp_path: Path) -> None:
+    async with night(tmp_path) as found:
+        check_complete(found, await bounded(found.drive(webhooks=False)))
+
+
+async def test_no_status_and_no_webhook_is_needed_when_commits_come(tmp_path: Path) -> None:
+    class Mute(Wrapped):
+        async def status(self, job_id: str) -> JobStatus:
+            raise EndpointUnavailable("no status tonight")
+
+    async with night(tmp_path) as found:
+        check_complete(found, await bounded(found.drive(webhooks=False, jobs=Mute(found.jobs()))))
+
+
+async def test_lost_answers_to_run_lead_to_no_second_computation(tmp_path: Path) -> None:
+    """C3 53: the POST was accepted, its answer lost: the shard is not paid twice."""
+
+    class Deaf(Wrapped):
+        async def run(self, request: JobRequest) -> str:
+            await super().run(request)
+            raise EndpointUnavailable("the answer was lost")
+
+    async with night(tmp_path, shards=4) as found:
+        api = Deaf(found.jobs())
+        result = await bounded(found.drive(jobs=api))
+        check_complete(found, result)
+        assert api.calls.count("run") == 4
+        assert len(found.computed) == 4
+
+
+async def test_requests_that_never_arrived_are_sent_again_last(tmp_path: Path) -> None:
+    class Lossy(Wrapped):
+        async def run(self, request: JobRequest) -> str:
+            if len(self.calls) < 2:
+                self.calls.append("run")
+                raise EndpointUnavailable("the request was lost")
+            return await super().run(request)
+
+    async with night(tmp_path, shards=4) as found:
+        result = await bounded(found.drive(jobs=Lossy(found.jobs())))
+        check_complete(found, result)
+        assert 6 <= result.attempts <= 7, "the two that were lost, and at most one that wakes a worker"
+        assert len(found.computed) == 4
+        assert result.elapsed_s < 300, "long before their ttl"
+
+
+async def test_dying_workers_delay_a_run_and_lose_nothing(tmp_path: Path) -> None:
+    """C3 63: a job whose worker dies twice is FAILED by RunPod; its shard gets another attempt."""
+    deaths: list[str] = []
+
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        if job["input"]["shard"] == "00001" and len(deaths) < 2:
+            deaths.append(worker.id)
+            worker.die()
+            await asyncio.Event().wait()
+        return await holder[0].work(job, worker)
+
+    holder: list[Night] = []
+    async with night(tmp_path, script={"handler": handler}, shards=4) as found:
+        holder.append(found)
+        result = await bounded(found.drive())
+        check_complete(found, result)
+        assert len(deaths) == 2
+        assert result.attempts >= 5
+
+
+async def test_a_killed_client_is_succeeded_by_another_from_the_store_alone(tmp_path: Path) -> None:
+    async with night(tmp_path, shards=8, work_s=4.0) as found:
+        first = asyncio.ensure_future(found.drive())
+        while not any(isinstance(e, Progress) and e.ok for e in found.events):
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        done_before = sum("/commits/" in key for key in found.objects.data)
+        assert 0 < done_before < 8
+        result = await bounded(resume(str(found.run.uri), stack=found.stack, store=found.store(), jobs=found.jobs(), timer=found.timer))
+        check_complete(found, result)
+        assert len(found.computed) == 8, "no shard is computed twice"
+
+
+async def test_two_clients_share_one_run(tmp_path: Path) -> None:
+    for mode in ("conditional", "last-writer"):
+        async with night(tmp_path / mode, shards=8, mode=mode) as found:
+            results = await asyncio.wait_for(asyncio.gather(found.drive(client="aa"), found.drive(client="bb")), BOUND_S)
+            for result in results:
+                check_complete(found, result)
+            assert len(found.computed) == 8, "no shard is computed twice"
+
+
+async def test_the_budget_stops_sending_and_is_kept(tmp_path: Path) -> None:
+    async with night(tmp_path, shards=6, work_s=30.0, pace=1) as found:
+        # one reserve is 0.70 $, one execution of 30 s costs 0.30 $
+        result = await bounded(found.drive(budget_usd=0.75))
+        assert (result.state, result.cause) == ("stopped", "budget")
+        assert 0 < result.shards_done < 6
+        assert result.usd_estimated + result.usd_reserved <= 0.75
+        again = await bounded(found.drive(budget_usd=50.0))
+        check_complete(found, again)
+
+
+async def test_a_deadline_stops_the_run_and_leaves_it_resumable(tmp_path: Path) -> None:
+    async with night(tmp_path, shards=8, work_s=20.0) as found:
+        result = await bounded(found.drive(deadline=found.store().now() + timedelta(seconds=40)))
+        assert (result.state, result.cause) == ("stopped", "deadline")
+        assert result.shards_done < 8
+        assert found.launched == 1, "a pace of one worker starts no second one"
+        report = await status(str(found.run.uri), stack=found.stack, store=found.store())
+        assert (report.state, report.epoch) == ("keep", 1)
+        again = await bounded(resume(str(found.run.uri), stack=found.stack, store=found.store(), jobs=found.jobs(), timer=found.timer))
+        check_complete(found, again)
+
+
+async def test_refused_credentials_pause_the_run_and_say_so(tmp_path: Path) -> None:
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        return {"outcome": "credentials"}
+
+    async with night(tmp_path, script={"handler": handler}) as found:
+        result = await bounded(found.drive())
+        assert (result.state, result.cause) == ("paused", "credentials")
+        assert "s3Config" in result.reason
+
+
+async def test_a_resumed_run_does_not_pause_for_yesterdays_credentials(tmp_path: Path) -> None:
+    broken = [True]
+    holder: list[Night] = []
+
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        return {"outcome": "credentials"} if broken[0] else await holder[0].work(job, worker)
+
+    async with night(tmp_path, script={"handler": handler}) as found:
+        holder.append(found)
+        assert (await bounded(found.drive())).state == "paused"
+        broken[0] = False
+        check_complete(found, await bounded(found.drive()))
+
+
+async def test_a_changed_image_pauses_until_it_is_allowed(tmp_path: Path) -> None:
+    async with night(tmp_path, image="worker:1") as found:
+        from msgspec.structs import replace
+
+        from contract.facts import Stack
+
+        facts = found.stack.facts
+        newer = Stack(replace(facts, endpoints=(replace(facts.endpoints[0], image="worker:2"),)), found.stack.secrets)
+        result = await bounded(found.drive(stack=newer))
+        assert (result.state, result.cause) == ("paused", "image")
+        assert "worker:2" in result.reason
+        assert result.attempts == 0
+        check_complete(found, await bounded(found.drive(stack=newer, allow_mixed_image=True)))
+
+
+async def test_an_endpoint_that_allows_no_workers_is_named_before_anything_is_sent(tmp_path: Path) -> None:
+    """C3 73: RunPod has cut the endpoint to 0 workers."""
+    async with night(tmp_path, workers_max=0) as found:
+        result = await bounded(found.drive())
+        assert (result.state, result.cause) == ("stalled", "no_workers")
+        assert "workers.max" in result.reason
+        assert found.emulator.report() is not None
+        assert result.attempts == 0
+
+
+async def test_a_queue_that_does_not_move_is_named_within_minutes(tmp_path: Path) -> None:
+    """C3 50: every host is taken."""
+    tuning = Tuning(stall_named_s=120.0, stall_ends_s=240.0)
+    async with night(tmp_path, endpoint={"hosts": 0}) as found:
+        result = await bounded(found.drive(tuning=tuning))
+        assert (result.state, result.cause) == ("stalled", "throttled")
+        named = [e for e in found.events if isinstance(e, Notice) and e.kind == "stall"]
+        assert len(named) == 1
+        assert "throttled" in named[0].text
+
+
+async def test_only_low_priority_work_gets_an_ordinary_job_that_wakes_a_worker(tmp_path: Path) -> None:
+    """The workers went away and lowPriority jobs alone would wait for ever."""
+    holder: list[Night] = []
+    died: list[str] = []
+
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        if not died and job["input"]["shard"] != "00000":
+            died.append(worker.id)
+            worker.die()
+            await asyncio.Event().wait()
+        return await holder[0].work(job, worker)
+
+    async with night(tmp_path, shards=4, script={"handler": handler}, shards_per_worker=1, workers_max=1) as found:
+        holder.append(found)
+        check_complete(found, await bounded(found.drive()))
+        assert died
+
+
+async def test_a_shard_that_fails_in_every_attempt_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    holder: list[Night] = []
+
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        if job["input"]["shard"] == "00002":
+            raise RuntimeError("poison")
+        return await holder[0].work(job, worker)
+
+    async with night(tmp_path, shards=4, script={"handler": handler}, max_attempts=2) as found:
+        holder.append(found)
+        result = await bounded(found.drive())
+        assert (result.state, result.cause) == ("failed", "attempts")
+        assert result.failed_shards == ("00002",)
+        assert result.shards_done == 3, "the others are finished"
+        assert "00002" in result.reason
+
+
+async def test_statuses_that_expired_overnight_cost_nothing_when_the_commits_are_there(tmp_path: Path) -> None:
+    """C3 48: all /status answers are 404 in the morning."""
+
+    class Forgotten(Wrapped):
+        async def status(self, job_id: str) -> JobStatus:
+            self.calls.append("status")
+            return JobStatus(None)
+
+    async with night(tmp_path, shards=4) as found:
+        first = await bounded(found.drive(follow=False))
+        assert first.state == "sent"
+        while sum("/commits/" in key for key in found.objects.data) < first.attempts:
+            await asyncio.sleep(0.01)
+        api = Forgotten(found.jobs())
+        result = await bounded(found.drive(jobs=api, webhooks=False))
+        check_complete(found, result)
+        assert len(found.computed) == 4
+
+
+async def test_a_ledger_that_is_deleted_in_the_middle_changes_nothing(tmp_path: Path) -> None:
+    async with night(tmp_path / "night", shards=6) as found:
+        ledger = Ledger(tmp_path / "ledger" / "ledger.sqlite3")
+        task = asyncio.ensure_future(found.drive(ledger=ledger))
+        while not any(isinstance(e, Progress) and e.ok for e in found.events):
+            await asyncio.sleep(0.01)
+        for file in (tmp_path / "ledger").iterdir():
+            file.unlink()
+        check_complete(found, await bounded(task))
+        ledger.close()
+
+
+async def test_a_ledger_that_fails_is_left_out(tmp_path: Path) -> None:
+    async with night(tmp_path / "night", shards=2) as found:
+        ledger = Ledger(tmp_path / "ledger.sqlite3")
+        ledger.close()
+        check_complete(found, await bounded(found.drive(ledger=ledger)))
+        assert [e.kind for e in found.events if isinstance(e, Notice)] == ["ledger"]
+
+
+async def test_the_ledger_records_what_was_seen(tmp_path: Path) -> None:
+    async with night(tmp_path / "night", shards=4) as found:
+        with Ledger(tmp_path / "ledger.sqlite3") as ledger:
+            await bounded(found.drive(ledger=ledger))
+            uri = str(found.run.uri)
+            (run,) = ledger.runs()
+            assert (run.uri, run.state, run.ok + run.failed) == (uri, "complete", found.plan.dataset.rows)
+            assert {a.state for a in ledger.attempts_of(uri)} == {"won"}
+            assert ledger.webhooks_of(uri) > 0
+
+
+async def test_sending_only_fills_the_window_and_returns(tmp_path: Path) -> None:
+    async with night(tmp_path, shards=20, work_s=5.0) as found:
+        result = await bounded(found.drive(follow=False))
+        assert result.state == "sent"
+        assert 0 < result.attempts <= 6, "W = 3 x pace x shards per worker"
+
+
+async def test_no_secret_is_in_anything_that_a_run_leaves(tmp_path: Path) -> None:
+    async with night(tmp_path / "night", shards=3) as found:
+        with Ledger(tmp_path / "ledger.sqlite3") as ledger:
+            result = await bounded(found.drive(ledger=ledger))
+        left = b"".join(found.objects.data.values()) + encode(str(result)) + encode([str(e) for e in found.events])
+        left += b"".join(path.read_bytes() for path in tmp_path.glob("ledger*"))
+        for secret in found.stack.secrets.values:
+            assert secret.encode() not in left
+
+
+async def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    from contract.errors import StoreUnavailable
+
+    async with night(tmp_path, shards=4) as found:
+        store = found.store()
+        failures = [6]
+        inner: Callable[[str, str], Awaitable[None]] = store.hook
+
+        async def hook(op: str, key: str) -> None:
+            if op == "list" and failures[0] > 0:
+                failures[0] -= 1
+                raise StoreUnavailable("away", where=key)
+            await inner(op, key)
+
+        store.hook = hook
+        check_complete(found, await bounded(found.drive(store=store)))
+        assert any(isinstance(e, Notice) and e.kind == "store" for e in found.events)
+
+
+async def test_a_run_of_another_stack_is_refused(tmp_path: Path) -> None:
+    from msgspec.structs import replace
+
+    from contract.errors import PlanMismatch
+    from contract.facts import Stack
+
+    async with night(tmp_path) as found:
+        facts = found.stack.facts
+        other = Stack(replace(facts, endpoints=(replace(facts.endpoints[0], id="elsewhere"),)), found.stack.secrets)
+        with pytest.raises(PlanMismatch, match="elsewhere"):
+            await bounded(found.drive(stack=other))
+
+
+def test_the_ledger_refuses_a_file_from_the_future(tmp_path: Path) -> None:
+    import apsw
+
+    path = tmp_path / f"{secrets.token_hex(4)}.sqlite3"
+    Ledger(path).close()
+    db = apsw.Connection(str(path))
+    db.pragma("user_version", 99)
+    db.close()
+    with pytest.raises(InfrastructureError, match="newer Nightbatch"):
+        Ledger(path)
