@@ -6,7 +6,8 @@ messages for `generate`, because instruct models answer gibberish to bare text, 
 
 What is checked here is what can be told without the model: everything else (too long for the model, a parameter that it does not have) is a
 row error of the worker. JSON is read by msgspec: strict, exact integers of any size, no NaN. Keys that stand twice are found by counting
-(each key is followed by `":`), and looked at closely only where the count differs from what was read.
+(each key is followed by `":`), and looked at closely only where the count differs from what was read. A line that puts a space before
+some colons and not before others can hide one; no usual writer of JSON does that.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from pipelines.dataset.files import DataFile
 
 CHUNK: Final = 1 << 18
 """Bytes. A block of lines and what is made of it fit into a core's second cache."""
-_ZSTD_FEED: Final = 4096
-"""Compressed bytes a step: zstd has no limit of output a call, so that a file which repeats itself must be fed in small sips."""
+_ZSTD_FEED: Final = 1024
+"""Compressed bytes a step: zstd has no limit of output a call (up to 128 kB for 4 bytes), so that it is fed in small sips."""
 _MAX_WINDOW: Final = 1 << 27
 BOM: Final = b"\xef\xbb\xbf"
 
