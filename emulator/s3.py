@@ -119,6 +119,7 @@ class SeaweedS3:
         weed = find_weed()
         data = self._directory / "data"
         data.mkdir(parents=True, exist_ok=True)
+        _remove_sockets(self._preferred)  # of a server that was killed
         identities = self._directory / "identities.json"
         _write_private(identities, json.dumps(self._identities()))
         for attempt in (1, 2, 3):
@@ -138,9 +139,7 @@ class SeaweedS3:
         if process is not None:
             process.terminate()
             await process.wait()
-            for service, port in zip(_SERVICES, self.ports, strict=True):
-                # weed leaves its gRPC sockets behind, in the one directory that it knows for them
-                Path(f"/tmp/seaweedfs-{service}-grpc-{port + _GRPC_OFFSET}.sock").unlink(missing_ok=True)
+            _remove_sockets(self.ports)
 
     def _config(self, keys: KeyPair) -> S3Config:
         return S3Config(accessId=keys.access, accessSecret=keys.secret, bucketName=self.bucket, endpointUrl=self.endpoint_url)
@@ -224,6 +223,13 @@ def sign(method: str, path: str, host: str, keys: KeyPair, now: datetime.datetim
     signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
     credential = f"AWS4-HMAC-SHA256 Credential={keys.access}/{scope}, SignedHeaders={names}, Signature={signature}"
     return {**signed, "authorization": credential}
+
+
+def _remove_sockets(ports: tuple[int, ...]) -> None:
+    """weed leaves its gRPC sockets behind, in the one directory that it knows for them."""
+    for port in ports:
+        for service in _SERVICES:
+            Path(f"/tmp/seaweedfs-{service}-grpc-{port + _GRPC_OFFSET}.sock").unlink(missing_ok=True)
 
 
 def _write_private(path: Path, text: str) -> None:
