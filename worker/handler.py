@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import sys
@@ -266,6 +267,24 @@ class Worker:
 
 
 def peak_rss() -> int:
-    """Bytes, of this process and the largest of its finished children."""
+    """Bytes: the largest peak among this process and those below it (in multiprocess mode the model is in one of them)."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    peak = unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max([peak, *_peaks_below(os.getpid())])
+
+
+def _peaks_below(pid: int) -> list[int]:
+    """VmHWM of every process below `pid`. Linux only; elsewhere, and where one has just ended, nothing is found."""
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    found: list[int] = []
+    for child in children:
+        try:
+            status = Path(f"/proc/{child}/status").read_text()
+        except OSError:
+            continue
+        found += [1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
+        found += _peaks_below(child)
+    return found

@@ -5,6 +5,8 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ from contract.models import Control, JobInput, S3Config, TaskSpec, encode
 from tests.worker.conftest import KEYS, ManualClock
 from worker.engine.fake import FakeEngine
 from worker.execution import Identity
-from worker.handler import ENGINE_DEAD, OwnMode, Worker
+from worker.handler import ENGINE_DEAD, OwnMode, Worker, peak_rss
 from worker.redact import CleanStream, Redactor
 from worker.sample import as_input, sample_job, sample_rows
 from worker.settings import Settings
@@ -322,3 +324,17 @@ async def test_each_execution_sees_its_own_plans_mode_on_a_shared_store(house: H
 def test_a_job_input_survives_the_sdks_json(house: House) -> None:
     job = asyncio.run(house.job())
     assert msgspec.convert(json.loads(json.dumps(job["input"])), JobInput, strict=True).shard == "00000"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_sees_the_process_that_holds_the_model() -> None:
+    size = 3 * peak_rss()
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"x = bytearray({size}); print('ready', flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        assert peak_rss() >= size
+    finally:
+        child.communicate(b"\n", timeout=20)
