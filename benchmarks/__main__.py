@@ -70,7 +70,8 @@ def read(path: Path) -> Result:
     record = json.loads(path.read_text(encoding="utf-8"))
     lines = tuple(Line(line["name"], line["value"], line["unit"], line["sense"], line["limit"]) for line in record["lines"])
     samples = {
-        name: tuple(Sample(s["seconds"], s["amount"], s["foreign_cpu_share"]) for s in group) for name, group in record["samples"].items()
+        name: tuple(Sample(s["seconds"], s["amount"], s["foreign_cpu_share"], s["cpu_seconds"]) for s in group)
+        for name, group in record["samples"].items()
     }
     return Result(record["benchmark"], lines, samples, record["settings"], tuple(record["notes"]))
 

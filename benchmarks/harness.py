@@ -36,11 +36,13 @@ class CannotMeasure(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured interval. `foreign`: share of all processors' time that went to programs outside this benchmark (None: not known)."""
+    """One measured interval. `foreign`: share of all processors' time that went to programs outside this benchmark; `cpu`: processor
+    seconds that what is measured took, all its processes together. None: not known."""
 
     seconds: float
     amount: float
     foreign: float | None = None
+    cpu: float | None = None
 
     @property
     def rate(self) -> float:
@@ -202,13 +204,15 @@ def tree_cpu_seconds(root: int) -> float:
 
 
 class Stopwatch:
-    """Measures an interval and how much of the machine other programs took meanwhile. `seconds` may be replaced by a finer measurement."""
+    """Measures an interval, the processor seconds of the tree of `root` (this process if not given) and the share of all others."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: int | None = None) -> None:
         self.seconds = 0.0
         self.foreign: float | None = None
+        self.cpu: float | None = None
+        self._root = os.getpid() if root is None else root
         self._busy = _busy_seconds()
-        self._own = tree_cpu_seconds(os.getpid())
+        self._own = tree_cpu_seconds(self._root)
         self._began = time.perf_counter()
 
     def stop(self) -> None:
@@ -216,9 +220,13 @@ class Stopwatch:
         self.seconds = time.perf_counter() - self._began
         busy = _busy_seconds()
         if busy is not None and self._busy is not None and self.seconds > 0:
-            own = tree_cpu_seconds(os.getpid()) - self._own
-            share = (busy - self._busy - own) / (self.seconds * cores())
+            self.cpu = round(tree_cpu_seconds(self._root) - self._own, 2)
+            share = (busy - self._busy - self.cpu) / (self.seconds * cores())
             self.foreign = round(min(1.0, max(0.0, share)), 3)
+
+    def sample(self, amount: float, seconds: float | None = None) -> Sample:
+        """What was measured; `seconds`: a finer measurement of the same interval."""
+        return Sample(self.seconds if seconds is None else seconds, amount, self.foreign, self.cpu)
 
 
 @contextmanager
@@ -261,7 +269,13 @@ def keep(result: Result, facts: dict[str, Any], folder: Path = RESULTS) -> Path:
         "settings": result.settings,
         "samples": {
             name: [
-                {"seconds": round(s.seconds, 4), "amount": round(s.amount, 3), "rate": round(s.rate, 3), "foreign_cpu_share": s.foreign}
+                {
+                    "seconds": round(s.seconds, 4),
+                    "amount": round(s.amount, 3),
+                    "rate": round(s.rate, 3),
+                    "foreign_cpu_share": s.foreign,
+                    "cpu_seconds": s.cpu,
+                }
                 for s in group
             ]
             for name, group in result.samples.items()

@@ -162,7 +162,7 @@ async def whole_run(at: House, rows: Path, task: TaskKind, model: str, *, again:
         await worker_store.close()
     if result.state != "complete" or result.failed:
         raise CannotMeasure(f"the run is {result.state} ({result.reason}), {result.ok} rows ok, {result.failed} failed.")
-    return WholeRun(Sample(at.traffic.seconds, result.rows, watch.foreign), result, result.shards)
+    return WholeRun(watch.sample(result.rows, at.traffic.seconds), result, result.shards)
 
 
 async def one_row_jobs(at: House, rows: Sequence[dict[str, Any]]) -> tuple[Sample, int]:
@@ -196,7 +196,7 @@ async def one_row_jobs(at: House, rows: Sequence[dict[str, Any]]) -> tuple[Sampl
                     raise CannotMeasure(f"a one-row job ended {found['status']}: {str(found)[:300]}")
                 return int(found["output"][0]["usage"]["output"])
 
-        return Sample(seconds, len(rows), watch.foreign), sum(await asyncio.gather(*(tokens(job) for job in ids)))
+        return watch.sample(len(rows), seconds), sum(await asyncio.gather(*(tokens(job) for job in ids)))
 
 
 async def _until(true: Callable[[], bool]) -> None:

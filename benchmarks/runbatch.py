@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.engines import Engine, model_folder, thread_environment
-from benchmarks.harness import CannotMeasure, Sample, stopwatch
+from benchmarks.harness import CannotMeasure, Sample, Stopwatch
 
 BEGINS: Final = "Reading batch from"
 ENDS: Final = "Writing outputs to"
@@ -46,9 +46,8 @@ def run_batch(python: Path, engine: Engine, rows: Path, threads: int) -> BatchRu
         ]  # fmt: skip
         environment = {**os.environ, **thread_environment(threads), "VLLM_LOGGING_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
         began = time.perf_counter()
-        with stopwatch() as watch:
-            marks, log = _follow(command, environment)
-        if BEGINS not in marks or ENDS not in marks or not out.exists():
+        marks, watch, log = _follow(command, environment)
+        if watch is None or ENDS not in marks or not out.exists():
             raise CannotMeasure("run-batch did not finish; the end of its log: " + " | ".join(log[-6:]))
         bodies = {}
         for line in out.read_text(encoding="utf-8").splitlines():
@@ -56,13 +55,16 @@ def run_batch(python: Path, engine: Engine, rows: Path, threads: int) -> BatchRu
             if answer["error"] is not None or answer["response"]["status_code"] != 200:
                 raise CannotMeasure(f"run-batch failed a row: {line[:300]}")
             bodies[answer["custom_id"]] = answer["response"]["body"]
-    # Other programs are watched over the whole process, start included: /proc cannot be asked in the middle of its log.
-    return BatchRun(Sample(marks[ENDS] - marks[BEGINS], len(bodies), watch.foreign), marks[BEGINS] - began, bodies)
+    return BatchRun(watch.sample(len(bodies), marks[ENDS] - marks[BEGINS]), marks[BEGINS] - began, bodies)
 
 
-def _follow(command: list[str], environment: dict[str, str]) -> tuple[dict[str, float], list[str]]:
-    """Run a command to its end; when each mark appeared in its output, and its last lines. Nothing of it is left when this returns."""
+def _follow(command: list[str], environment: dict[str, str]) -> tuple[dict[str, float], Stopwatch | None, list[str]]:
+    """Run a command to its end; when each mark appeared in its output, what ran between the two, and its last lines.
+
+    Nothing of the command is left when this returns.
+    """
     marks: dict[str, float] = {}
+    watch: Stopwatch | None = None
     log: list[str] = []
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -87,6 +89,10 @@ def _follow(command: list[str], environment: dict[str, str]) -> tuple[dict[str, 
                     for mark in (BEGINS, ENDS):
                         if mark in text:
                             marks.setdefault(mark, now)
+                    if watch is None and BEGINS in marks:
+                        watch = Stopwatch(process.pid)
+                    if watch is not None and not watch.seconds and ENDS in marks:
+                        watch.stop()
             else:
                 raise CannotMeasure(f"run-batch did not end within {TIMEOUT_S:.0f} s.")
         process.wait(timeout=60)
@@ -97,4 +103,4 @@ def _follow(command: list[str], environment: dict[str, str]) -> tuple[dict[str, 
             pass
         process.wait()
         process.stdout.close()
-    return marks, log[-40:]
+    return marks, watch, log[-40:]

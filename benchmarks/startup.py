@@ -45,7 +45,7 @@ def _help() -> Sample:
         )  # fmt: skip
     if done.returncode != 0 or b"nightbatch" not in done.stdout:
         raise CannotMeasure(f"--help ended with {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}")
-    return Sample(watch.seconds, 1, watch.foreign)
+    return watch.sample(1)
 
 
 def _view(seconds: float) -> tuple[Sample, float, float]:
@@ -67,7 +67,7 @@ def _view(seconds: float) -> tuple[Sample, float, float]:
     if done.returncode != 0:
         raise CannotMeasure(f"the live view ended with {done.returncode}.")
     said = json.loads(done.stdout)
-    return Sample(watch.seconds, 1, watch.foreign), said["cpu_share"], said["draws_per_second"]
+    return watch.sample(1), said["cpu_share"], said["draws_per_second"]
 
 
 def _drain(master: int) -> None:

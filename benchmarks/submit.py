@@ -89,4 +89,4 @@ async def _once(at: House, shards: int) -> tuple[Sample, float, float]:
     if taken != shards:
         raise CannotMeasure(f"{taken} of {shards} jobs were taken; submit says {result.state}: {result.reason}")
     span = at.traffic.last["run"] - at.traffic.first["run"]
-    return Sample(watch.seconds, shards, watch.foreign), span, at.traffic.answers["run", 429] / answered
+    return watch.sample(shards), span, at.traffic.answers["run", 429] / answered

@@ -58,10 +58,10 @@ async def _fight(duel: Duel, options: Options) -> Result:
                 for rep in range(options.reps):
                     await asyncio.to_thread(wait_for_quiet, options.wait_quiet_s)
                     peer = await asyncio.to_thread(run_batch, python, duel.engine, file, threads)
-                    say(f"  run-batch, {threads} threads: {peer.sample.rate:.2f} rows/s ({peer.sample.seconds:.1f} s)")
+                    say(f"  run-batch, {threads} threads: {_told(peer.sample)}")
                     await asyncio.to_thread(wait_for_quiet, options.wait_quiet_s)
                     run = await whole_run(at, file, duel.task, model, again=f"rep-{rep}")
-                    say(f"  Nightbatch, {threads} threads: {run.sample.rate:.2f} rows/s ({run.sample.seconds:.1f} s, {run.shards} shards)")
+                    say(f"  Nightbatch, {threads} threads: {_told(run.sample)}, {run.shards} shards")
                     settings |= {"shards": run.shards, **_same_work(peer.bodies, run.result.tokens_in, run.result.tokens_out)}
                     theirs.append(peer.sample)
                     ours.append(run.sample)
@@ -88,3 +88,8 @@ def _same_work(bodies: dict[str, dict[str, Any]], tokens_in: int, tokens_out: in
     if peer != (tokens_in, tokens_out):
         raise CannotMeasure(f"run-batch counted {peer[0]} tokens in and {peer[1]} out, Nightbatch {tokens_in} and {tokens_out}.")
     return {"tokens_in": tokens_in, "tokens_out": tokens_out}
+
+
+def _told(sample: Sample) -> str:
+    cpu = "" if sample.cpu is None else f", {sample.cpu:.1f} s of processors"
+    return f"{sample.rate:.2f} rows/s ({sample.seconds:.1f} s{cpu}, others {sample.foreign or 0:.0%})"

@@ -26,8 +26,11 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
 def test_marks_are_timed_as_their_lines_arrive_and_no_process_is_left() -> None:
     began = time.perf_counter()
-    marks, log = runbatch._follow([sys.executable, "-c", TALKER.replace("subprocess.Popen", "0 and subprocess.Popen")], dict(os.environ))
+    talker = TALKER.replace("subprocess.Popen", "0 and subprocess.Popen")
+    marks, watch, log = runbatch._follow([sys.executable, "-c", talker], dict(os.environ))
     assert 0.4 <= marks[runbatch.ENDS] - marks[runbatch.BEGINS] < 2
+    assert watch is not None
+    assert watch.seconds == pytest.approx(marks[runbatch.ENDS] - marks[runbatch.BEGINS], abs=0.3)
     assert log[0] == "INFO loading"
     assert time.perf_counter() - began < 30
 
