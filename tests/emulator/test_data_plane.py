@@ -262,3 +262,34 @@ async def test_too_many_requests_at_once_are_429(tmp_path: Path) -> None:
         await eventually(lambda: emulator.endpoint("e").queued == 400)
         assert (await api.call("POST", "runsync", {"input": 1}))[0] == 429
         assert {status for status, _ in await asyncio.gather(*waiting)} == {200}
+
+
+# --- the emulator's own side ------------------------------------------------------------------------------------------
+
+
+async def test_the_admin_side_needs_the_key_and_tells_no_secret(tmp_path: Path) -> None:
+    async with emulated(tmp_path, NONE) as (emulator, api), aiohttp.ClientSession() as session:
+        root = emulator.base_url.removesuffix("/v2")
+        await api.run()
+        async with session.get(f"{root}/_emulator/health") as answer:
+            assert answer.status == 200
+        for headers, status in (({}, 401), ({"Authorization": emulator.worker_key}, 401), ({"Authorization": emulator.api_key}, 200)):
+            async with session.get(f"{root}/_emulator/state", headers=headers) as answer:
+                assert answer.status == status
+                text = await answer.text()
+        assert '"queued":1' in text
+        assert emulator.api_key not in text
+        assert emulator.worker_key not in text
+
+
+async def test_settings_can_be_changed_over_the_admin_side(tmp_path: Path) -> None:
+    async with emulated(tmp_path, NONE, scripts={"e": Script(echo)}) as (emulator, api), aiohttp.ClientSession() as session:
+        url = f"{emulator.base_url.removesuffix('/v2')}/_emulator/endpoints/e"
+        job = await api.run()
+        headers = {"Authorization": emulator.api_key}
+        for body, status in ((b'{"worker_max": 1}', 400), (b'{"id": "f"}', 400), (b"x", 400), (b'{"workers_max": 1}', 200)):
+            async with session.patch(url, data=body, headers=headers) as answer:
+                assert answer.status == status
+        assert (await api.until(job, "COMPLETED"))["output"] == {"said": "x"}
+        async with session.patch(url, data=b"{}") as answer:
+            assert answer.status == 401
