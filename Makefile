@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-demo: ## embed 2,400 rows and generate for 200 with real vLLM on this machine, then verify every row
+demo: ## embed 2,400 rows and generate for 208 with real vLLM on this machine, then verify every row
 	@scripts/demo
 
 test: ## everything that is checked: style, types, all tests

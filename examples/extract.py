@@ -81,10 +81,10 @@ def questions(python_faq: Path, sqlite_faq: Path, perl_faq: Path) -> list[dict[s
                 add("python", title)
     for title in re.findall(r'<li[^>]*><a href="#q\d+">(.*?)</a>', sqlite_faq.read_text("utf-8"), re.DOTALL):
         add("sqlite", html.unescape(re.sub(r"<[^>]*>", "", title)))
-    for number in (1, 2, 3):  # general questions, where to learn, tools; the later chapters quote code
-        for title in re.findall(r"^=head2 (.*)$", (perl_faq / f"perlfaq{number}.pod").read_text("utf-8"), re.MULTILINE):
-            if "<" not in title:
-                add("perl", title)
+    # The first chapter, general questions; the later ones go into code.
+    for title in re.findall(r"^=head2 (.*)$", (perl_faq / "perlfaq1.pod").read_text("utf-8"), re.MULTILINE):
+        if "<" not in title:
+            add("perl", title)
     return found
 
 

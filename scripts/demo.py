@@ -1,7 +1,7 @@
 # scripts: the demonstration. Starts the command line as a person would; writes below out/demo; leaves no process behind.
 """Nightbatch on this machine: real text, real vLLM on the CPU, the unmodified RunPod SDK worker, a real S3 server. No GPU, no account.
 
-    scripts/demo            embed 2,400 definitions, then answer 248 questions (make demo)
+    scripts/demo            embed 2,400 definitions, then answer 208 questions (make demo)
     scripts/demo --quick    the same with 200 and 20 rows
 
 The local stack of this demonstration has a folder of its own and is stopped at the end, also when this script is killed; one that you
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "demo"
@@ -56,7 +56,10 @@ def nightbatch(*arguments: str, record: bool = True, timeout: float = 900) -> di
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=timeout)
     if done.returncode != 0:
         raise Failed(f"`nightbatch {arguments[0]}` ended with exit code {done.returncode}.\n{done.stdout.strip()}")
-    return json.loads(done.stdout) if record else {}
+    if record:
+        return cast(dict[str, Any], json.loads(done.stdout))
+    say(done.stdout.rstrip())
+    return {}
 
 
 class LocalStack:
@@ -142,6 +145,7 @@ def table(runs: list[tuple[str, dict[str, Any]]], price: float) -> list[str]:
     width = max(14, *(len(name) + 2 for name, _ in runs))
     lines = [" " * 20 + "".join(f"{name:>{width}}" for name, _ in runs)]
     lines += [f"{label:<20}" + "".join(f"{cell:>{width}}" for cell in cells) for label, cells in rows]
+    lines.append("(phases are summed over jobs, of which a worker runs two at once)")
     return [*lines, f"(dollars at the local stack's declared price of ${price:.5f} a worker and second; this machine billed you nothing)"]
 
 
@@ -208,7 +212,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
     os.environ["NIGHTBATCH_PROGRAM"] = "./nightbatch"
-    say("Nightbatch embeds 2,400 definitions and answers 248 questions with real vLLM on this machine's CPU, through RunPod's")
+    say("Nightbatch embeds 2,400 definitions and answers 208 questions with real vLLM on this machine's CPU, through RunPod's")
     say("job protocol and a real S3 server, proves that every row came back, and says what it would have cost on a GPU.")
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nightbatch-demo-") as state:
