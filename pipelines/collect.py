@@ -6,16 +6,14 @@ one after the other, so that memory is bounded by the largest shard, whatever th
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial as partial_of
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -50,11 +48,10 @@ from pipelines.outputs import (
     sweep,
     table_of,
 )
-from pipelines.parts import LeafRows, Leaves, coverage, read_skipped, row_error
+from pipelines.parts import LeafRows, Leaves, OneThread, coverage, read_skipped, row_error
 from pipelines.preflight import SkippedLine
 from pipelines.seal import freeze, seal_of, seal_problems
 
-T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all, after each shard."""
 OpenStore = Callable[[str], Store]
@@ -124,17 +121,21 @@ async def collect(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nightbatch-")))
         place = _place(names, store, open_store, scratch)
         skipped = await read_skipped(store, plan, scratch)
+        thread = OneThread()
         writer = _Writer(plan, names, place.folder, dtype)
         stack.callback(writer.discard)
+        stack.callback(thread.close)  # before the drafts that it may be writing are discarded
         done = 0
-        leaves = Leaves(store, plan, scratch, with_columns=names.format == "parquet")
-        async for rows in leaves.read(seal.nodes):
-            if found := coverage(rows):
-                raise VerifyFailed(f"shard {rows.shard} is not whole: {found[0]}.", where=plan.run, findings=[str(f) for f in found])
-            await in_thread(partial_of(writer.write, rows))
-            done += rows.source.count
-            if progress is not None:
-                progress(done, plan.dataset.rows)
+        leaves = Leaves(store, plan, scratch, thread, with_columns=names.format == "parquet")
+        async with aclosing(leaves.read(seal.nodes)) as each:
+            async for rows in each:
+                if found := coverage(rows):
+                    raise VerifyFailed(f"shard {rows.shard} is not whole: {found[0]}.", where=plan.run, findings=[str(f) for f in found])
+                await thread.run(partial_of(writer.write, rows))
+                done += rows.source.count
+                if progress is not None:
+                    progress(done, plan.dataset.rows)
+                del rows  # one shard less in memory while the next one is waited for
         facts = OutputFacts(
             run=plan.run,
             plan=plan.plan_id,
@@ -147,7 +148,7 @@ async def collect(
             missing=missing,
             dtype=dtype if plan.task.kind == "embed" else None,
         )
-        facts = await in_thread(partial_of(writer.finish, facts, skipped))
+        facts = await thread.run(partial_of(writer.finish, facts, skipped))
         # The output itself comes last: where it stands, its companions stand too.
         await place.publish(writer.errors_draft, names.errors)
         await place.publish(writer.seal_draft, names.seal)
@@ -289,13 +290,3 @@ def layout_for(plan: Plan, columns: pa.Schema | None, dtype: Dtype) -> Layout:
 def replace_facts(facts: OutputFacts, **changes: object) -> OutputFacts:
     """A copy with some fields changed."""
     return msgspec.structs.replace(facts, **changes)
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Run blocking work; when cancelled, wait for it to end before going on, since what it writes to is closed next."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

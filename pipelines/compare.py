@@ -346,7 +346,7 @@ class OutputCheck:
             cursor: Cursor = LineCursor(self._opened(path.open("rb")), names.out, embed=embed, notes=notes)
         else:
             try:
-                file = self._opened(pq.ParquetFile(path))
+                file = self._opened(pq.ParquetFile(path, pre_buffer=False))
                 schema = file.schema_arrow
             except (pa.ArrowException, OSError) as error:
                 notes.add(f"it cannot be read as Parquet ({str(error).splitlines()[0][:200]})", where=names.out)

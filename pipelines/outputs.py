@@ -46,7 +46,7 @@ Format = Literal["jsonl", "parquet"]
 Dtype = Literal["float32", "float16"]
 METADATA_KEY: Final = b"nightbatch"
 GROUP_ROWS: Final = 16_384
-GROUP_BYTES: Final = 32 << 20
+GROUP_BYTES: Final = 16 << 20
 """A row group is written once one of these is reached: small shards do not make small groups, and memory stays bounded."""
 RESULTS: Final[dict[TaskKind, tuple[str, ...]]] = {
     "embed": ("id", "embedding", "tokens", "row_index", "row_digest"),

@@ -12,7 +12,9 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +32,7 @@ from pipelines.collect import OpenStore, Progress
 from pipelines.compare import OutputCheck
 from pipelines.findings import Finding, Notes
 from pipelines.outputs import s3_key
-from pipelines.parts import EmbedRows, LeafRows, Leaves, ahead, coverage, digests, read_skipped
+from pipelines.parts import EmbedRows, LeafRows, Leaves, OneThread, ahead, coverage, digests, read_skipped
 from pipelines.preflight import SkippedLine
 from pipelines.seal import Sealed, read_seal, seal_of, seal_problems
 
@@ -110,7 +112,8 @@ async def verify(
         skipped = await _skipped(store, plan, scratch, notes)
         judge = _Judge(plan, notes, output)
         again = _Inputs(store, plan, open_store) if inputs else None
-        leaves = Leaves(store, plan, scratch, with_columns=output is not None and output.needs_columns)
+        thread = OneThread()
+        leaves = Leaves(store, plan, scratch, thread, with_columns=output is not None and output.needs_columns)
 
         async def load(node: SealedNode) -> tuple[SealedNode, LeafRows | NightbatchError, Sequence[tuple[bytes, str]] | None]:
             try:
@@ -121,14 +124,17 @@ async def verify(
 
         done = 0
         try:
-            async for node, rows, input_rows in ahead(nodes, load):
-                await asyncio.to_thread(judge.leaf, node, rows, input_rows)
-                done += node.source.count
-                if progress is not None:
-                    progress(done, plan.dataset.rows)
-            await asyncio.to_thread(judge.end, skipped)
+            async with aclosing(ahead(nodes, load)) as each:
+                async for node, rows, input_rows in each:
+                    await thread.run(partial(judge.leaf, node, rows, input_rows))
+                    done += node.source.count
+                    if progress is not None:
+                        progress(done, plan.dataset.rows)
+                    del rows  # one shard less in memory while the next one is waited for
+            await thread.run(partial(judge.end, skipped))
         finally:
             await leaves.close()
+            thread.close()
             if output is not None:
                 output.close()
     proven, not_proven = _sentences(plan, store, sealed, judge, output, inputs, notes)
@@ -259,7 +265,7 @@ class _Judge:
     def __init__(self, plan: Plan, notes: Notes, output: OutputCheck | None) -> None:
         self._plan, self._notes, self._output = plan, notes, output
         self._dataset = InputDigest()
-        self._id_hashes: list[bytes] = []
+        self._id_hashes = bytearray()
         self.ok = self.failed = 0
         self.unread = 0
         self.whole = True
@@ -284,7 +290,7 @@ class _Judge:
             notes.add("the shard digest is not the commit's: an output, outcome or row was altered", shard=shard)
         for _, digest, ident in again.rows:
             self._dataset.add(digest)
-            self._id_hashes.append(hashlib.blake2b(ident.encode(), digest_size=16).digest())
+            self._id_hashes += hashlib.blake2b(ident.encode(), digest_size=16).digest()
         if inputs is not None:
             self._compare_inputs(node, again.rows, inputs)
         self.ok += len(rows.ok.indices)
@@ -313,11 +319,9 @@ class _Judge:
             self._output.end(skipped)
 
 
-def _doubled(hashes: Sequence[bytes]) -> list[int]:
-    """Positions of values that stood before, at most 100."""
-    if len(hashes) < 2:
-        return []
-    halves = np.frombuffer(b"".join(hashes), dtype=">u8").reshape(-1, 2)
+def _doubled(hashes: bytearray) -> list[int]:
+    """Positions of 16-byte values that stood before, at most 100."""
+    halves = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     ordered = halves[order]
     same = np.flatnonzero((ordered[1:] == ordered[:-1]).all(axis=1))

@@ -278,6 +278,7 @@ async def test_an_object_that_is_not_what_was_committed_stops_collect_and_leaves
     with pytest.raises(VerifyFailed, match=message) as caught:
         await collected(run, tmp_path / "rows.jsonl")
     assert part.key in str(caught.value)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not [p for p in tmp_path.iterdir() if "rows" in p.name]
 
 
