@@ -79,6 +79,10 @@ class Tuning:
     """Between looks at /status of one attempt, when no webhook asks for one."""
     pace_every_s: float = 10.0
     """Between looks at /health, which pace decisions rest on."""
+    poll_first_s: float = 1.0
+    """Between two ticks that nothing wakes, at first…"""
+    poll_most_s: float = 5.0
+    """…and later: it grows by a second for each minute."""
     note_flush_s: float = 5.0
     """A job id waits at most so long for a journal entry that carries it."""
     fresh_s: float = 60.0
@@ -480,8 +484,8 @@ class Survey:
     exhausted: tuple[str, ...]
     """Open shards with nothing outstanding and no attempt left."""
     queued_ordinary: int
-    """Of `queued`, those that ask RunPod for a worker. One without an answer counts only for a while: if RunPod had it, a worker would be on
-    its way, and then it counts as that."""
+    """Of `queued`, those that ask RunPod for a worker. One without an answer counts only for a while: if RunPod had it, a worker would
+    be on its way, and then it counts as that."""
     settled_usd: float
     reserved_usd: float
 

@@ -92,8 +92,6 @@ MAX_NOTES: Final = 400
 MARKERS_PER_SECOND: Final = 1000
 """Markers are listed anew at most once in (their number / this) seconds, at least every MARKER_EVERY_S."""
 MARKER_EVERY_S: Final = 2.0
-POLL_FIRST_S: Final = 1.0
-POLL_MOST_S: Final = 5.0
 POLL_GROWS_S: Final = 60.0
 GAP_S: Final = 0.2
 """Between two ticks, however many webhooks come."""
@@ -318,7 +316,7 @@ class Driver:
                     result = Step(until=until)
             if isinstance(action, SendIntents):
                 # The remaining batches went with the first one.
-                result = Step(until=now + timedelta(seconds=POLL_FIRST_S))
+                result = Step(until=now + timedelta(seconds=self.tuning.poll_first_s))
                 break
         self._woken.clear()
         self._report()
@@ -822,7 +820,7 @@ async def _wait(driver: Driver, step: Step, began: float) -> None:
     """Until something wakes the client, the poll interval is over, or the decision's own instant has come."""
     timer = driver.timer
     age = timer.monotonic() - driver._began
-    seconds = min(POLL_MOST_S, POLL_FIRST_S + age / POLL_GROWS_S)
+    seconds = min(driver.tuning.poll_most_s, driver.tuning.poll_first_s + age / POLL_GROWS_S)
     if step.until is not None:
         seconds = min(seconds, max(GAP_S, (step.until - driver.store.now()).total_seconds()))
     gap = GAP_S - (timer.monotonic() - began)

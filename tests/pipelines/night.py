@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from contract.keys import RunUri
 from contract.memory import MemoryStore, Objects
 from contract.models import Plan, StoreMode
 from emulator import Emulator, EmulatorConfig, EndpointConfig, FastClock, Script, ScriptedWorker
-from pipelines.follow import DriveResult, Event, drive
+from pipelines.follow import DriveResult, Event, Progress, drive
 from pipelines.runpod import LIMITS, RunPodClient, Timer
 from pipelines.runs import RunHandle
 from tests.contract.world import SECRETS, START, make_plan, reference_execution, stack_for, write_plan
@@ -46,6 +47,25 @@ class Night:
     events: list[Event] = field(default_factory=list)
     computed: list[str] = field(default_factory=list)
     clients: list[RunPodClient] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def saw(self, event: Event) -> None:
+        self.events.append(event)
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it, looking whenever a client tells something or a worker finishes."""
+        async with asyncio.timeout(30):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @property
+    def committed(self) -> int:
+        return sum("/commits/" in key for key in self.objects.data)
+
+    async def until_some_rows_are_done(self) -> None:
+        await self.until(lambda: any(isinstance(e, Progress) and e.ok for e in self.events))
 
     @property
     def run(self) -> RunHandle:
@@ -84,7 +104,7 @@ class Night:
 
     async def drive(self, **more: Any) -> DriveResult:
         settings: dict[str, Any] = {
-            "stack": self.stack, "jobs": self.jobs(), "store": self.store(), "events": self.events.append, "timer": self.timer, **more
+            "stack": self.stack, "jobs": self.jobs(), "store": self.store(), "events": self.saw, "timer": self.timer, **more
         }  # fmt: skip
         return await drive(self.run, **settings)
 
@@ -97,7 +117,10 @@ class Night:
 
         store = self.store()
         store.hook = reading
-        return await reference_execution(job, store, worker.id, secrets.token_hex(8), self.computed.append)
+        try:
+            return await reference_execution(job, store, worker.id, secrets.token_hex(8), self.computed.append)
+        finally:
+            self.changed.set()
 
 
 @asynccontextmanager

@@ -148,12 +148,10 @@ async def test_dying_workers_delay_a_run_and_lose_nothing(tmp_path: Path) -> Non
 async def test_a_killed_client_is_succeeded_by_another_from_the_store_alone(tmp_path: Path) -> None:
     async with night(tmp_path, shards=8, work_s=4.0) as found:
         first = asyncio.ensure_future(found.drive())
-        while not any(isinstance(e, Progress) and e.ok for e in found.events):
-            await asyncio.sleep(0.01)
+        await found.until_some_rows_are_done()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        done_before = sum("/commits/" in key for key in found.objects.data)
-        assert 0 < done_before < 8
+        assert 0 < found.committed < 8
         result = await bounded(resume(str(found.run.uri), stack=found.stack, store=found.store(), jobs=found.jobs(), timer=found.timer))
         check_complete(found, result)
         assert len(found.computed) == 8, "no shard is computed twice"
@@ -297,8 +295,7 @@ async def test_statuses_that_expired_overnight_cost_nothing_when_the_commits_are
     async with night(tmp_path, shards=4) as found:
         first = await bounded(found.drive(follow=False))
         assert first.state == "sent"
-        while sum("/commits/" in key for key in found.objects.data) < first.attempts:
-            await asyncio.sleep(0.01)
+        await found.until(lambda: found.committed >= first.attempts)
         api = Forgotten(found.jobs())
         result = await bounded(found.drive(jobs=api, webhooks=False))
         check_complete(found, result)
@@ -309,8 +306,7 @@ async def test_a_ledger_that_is_deleted_in_the_middle_changes_nothing(tmp_path: 
     async with night(tmp_path / "night", shards=6) as found:
         ledger = Ledger(tmp_path / "ledger" / "ledger.sqlite3")
         task = asyncio.ensure_future(found.drive(ledger=ledger))
-        while not any(isinstance(e, Progress) and e.ok for e in found.events):
-            await asyncio.sleep(0.01)
+        await found.until_some_rows_are_done()
         for file in (tmp_path / "ledger").iterdir():
             file.unlink()
         check_complete(found, await bounded(task))

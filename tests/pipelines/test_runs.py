@@ -1,0 +1,60 @@
+# tests/pipelines: a run is found again from its address alone.
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from contract.errors import PlanMismatch, UsageError
+from contract.keys import RunUri
+from contract.memory import MemoryStore, Objects
+from contract.models import encode
+from pipelines.runs import endpoint_of, list_runs, load_run
+from tests.contract.world import START, make_plan, stack_for, write_plan
+
+
+async def test_a_run_is_loaded_with_the_mode_that_was_proven_when_it_was_planned() -> None:
+    objects = Objects(instant=START)
+    await write_plan(MemoryStore(objects), make_plan(mode="last-writer"))
+    store = MemoryStore(objects, mode="conditional")
+    run = await load_run(store, "s3://memory/runs/test-abababab/")
+    assert run.plan == make_plan(mode="last-writer")
+    assert store.mode == "last-writer"
+    assert run.keys == RunUri.parse(run.plan.run).keys
+
+
+async def test_what_is_not_a_run_is_named() -> None:
+    store = MemoryStore(Objects(instant=START))
+    with pytest.raises(UsageError, match="no run at this address"):
+        await load_run(store, "s3://memory/runs/none")
+    with pytest.raises(UsageError, match="bucket is 'memory'"):
+        await load_run(store, "s3://elsewhere/runs/none")
+    with pytest.raises(UsageError, match="not the address"):
+        await load_run(store, "runs/none")
+
+
+async def test_a_run_that_was_copied_elsewhere_is_refused() -> None:
+    store = MemoryStore(Objects(instant=START))
+    store.objects.data["runs/copy/plan.json"] = encode(make_plan())
+    with pytest.raises(PlanMismatch, match="cannot be moved"):
+        await load_run(store, "s3://memory/runs/copy")
+
+
+async def test_runs_are_listed_the_latest_first_and_under_their_prefix() -> None:
+    store = MemoryStore(Objects(instant=START))
+    for number, prefix in enumerate(("", "team", "team")):
+        root = f"{prefix}/runs/r{number}-abababab".lstrip("/")
+        plan = replace(make_plan(), run=f"s3://memory/{root}", run_id=f"r{number}-abababab", created_at=START + timedelta(minutes=number))
+        store.objects.data[f"{root}/plan.json"] = encode(plan)
+        store.objects.data[f"{root}/commits/00000.json"] = b"{}"
+    store.objects.data["team/runs/half/input/00000.jsonl.zst"] = b""
+    assert [r.run_id for r in await list_runs(store)] == ["r0-abababab"]
+    assert [r.run_id for r in await list_runs(store, "team/")] == ["r2-abababab", "r1-abababab"]
+
+
+def test_the_endpoint_is_found_by_its_id() -> None:
+    plan = make_plan()
+    assert endpoint_of(plan, stack_for(plan, workers_max=7).facts).workers_max == 7
+    with pytest.raises(PlanMismatch, match=r"tiny \(ep1\)"):
+        endpoint_of(make_plan(endpoint_id="gone"), stack_for(plan).facts)
