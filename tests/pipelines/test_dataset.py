@@ -734,7 +734,7 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, lin
     options: dict[str, Any]
     for name, options in (("t.jsonl", {}), ("u.jsonl", {"column": "text"}), ("t.csv", {"column": "text"})):
         start = b'{"text":"x"}\n' if name == "u.jsonl" else b"id,text\n" if name == "t.csv" else LINES
-        found = read(put(folder / name, start + b"\n".join(lines)), **options)
+        found = read(put(folder / name, start + b"\n".join(lines)), "embed", "m", **options)
         assert all(json.loads(row[4]) for row in found.rows)
 
 
