@@ -213,18 +213,20 @@ def _check_commits(
     """Commits of another plan or of no shard, and commits that are no longer what was sealed."""
     sealed_leaves = {node.shard: node.source for node in nodes}
     known = {shard.shard for shard in plan.shards}
-    waiting = [commit for commit in (commits.get(shard) for shard in sorted(known)) if commit is not None]
+    waiting = sorted(known)
     while waiting:
-        commit = waiting.pop()
-        if isinstance(commit, SplitCommit) and commit.plan == plan.plan_id:
-            known.update(child.shard for child in commit.children)
-            waiting.extend(found for child in commit.children if (found := commits.get(child.shard)) is not None)
-    for shard, commit in sorted(commits.items()):
+        shard = waiting.pop()
+        commit = commits.get(shard)
+        if isinstance(commit, SplitCommit) and commit.plan == plan.plan_id and commit.shard == shard:
+            fresh = {child.shard for child in commit.children} - known  # a damaged split may name itself
+            known |= fresh
+            waiting.extend(sorted(fresh))
+    for shard, found in sorted(commits.items()):
         where = f"s3://{store.bucket}/{keys.commit(shard)}"
-        if commit.plan != plan.plan_id:
-            notes.add(f"the commit carries plan {commit.plan[:8]}, and the run's is {plan.plan_id[:8]}", shard=shard, where=where)
-        elif commit.shard != shard:
-            notes.add(f"the commit is that of shard {commit.shard}", shard=shard, where=where)
+        if found.plan != plan.plan_id:
+            notes.add(f"the commit carries plan {found.plan[:8]}, and the run's is {plan.plan_id[:8]}", shard=shard, where=where)
+        elif found.shard != shard:
+            notes.add(f"the commit is that of shard {found.shard}", shard=shard, where=where)
         elif shard not in known:
             notes.add("the commit is of no shard of the plan", shard=shard, where=where)
     if sealed is None or plan.store.mode != "conditional":

@@ -278,6 +278,15 @@ async def test_commits_of_another_plan_or_of_no_shard_are_reported() -> None:
     assert "is that of shard 00001" in found[3]
 
 
+async def test_a_split_that_stands_under_its_own_child_is_reported() -> None:
+    run = await make_run(splits=(1,))
+    data = run.store.objects.data
+    data[run.keys.commit("00001.0")] = data[run.keys.commit("00001")]
+    found = [str(finding) for finding in (await judged(run)).findings]
+    assert any("is that of shard 00001" in text for text in found)
+    assert any("no commit: rows [3, 4)" in text for text in found)
+
+
 async def test_input_rows_that_changed_are_found_when_they_are_read_again() -> None:
     run = await make_run(splits=(1,))
     key = run.keys.input("00001")
