@@ -21,7 +21,7 @@ from cli.output import emit, say
 from cli.policy import program, session
 from cli.progress import Progress, Snapshot, shown
 from cli.report import Report, plan_lines, plan_record, report_lines, report_record
-from contract.errors import InfrastructureError, NightbatchError, NotFound, UsageError
+from contract.errors import InfrastructureError, NotFound, UsageError
 from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, load_stack, secrets_from
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind, decode
@@ -765,6 +765,3 @@ def version() -> int:
     else:
         print(f"nightbatch {number}, Python {platform.python_version()} on {platform.platform()}")
     return 0
-
-
-__all__ = ["Asked", "Following", "NightbatchError", "Where"]

@@ -50,6 +50,28 @@ def test_where_nothing_changes_nothing_is_printed() -> None:
     assert len(out.getvalue().splitlines()) == 1
 
 
+def test_a_log_never_falls_silent_for_long() -> None:
+    out, clock = io.StringIO(), Clock()
+    lines = Lines(out, every_s=5, clock=clock)
+    lines.update(Snapshot("computing", 0, 2))
+    for _ in range(60):
+        clock.now += 1
+        lines.beat()
+    assert [line.rpartition(", ")[2] for line in out.getvalue().splitlines()] == ["0.0 s", "20 s", "40 s", "1 min 00 s"]
+
+
+def test_a_change_that_came_too_soon_to_be_printed_is_not_forgotten() -> None:
+    out, clock = io.StringIO(), Clock()
+    lines = Lines(out, every_s=5, clock=clock)
+    lines.update(Snapshot("computing", 0, 2))
+    clock.now += 1
+    lines.update(Snapshot("computing", 1, 2))
+    assert len(out.getvalue().splitlines()) == 1
+    clock.now += 4
+    lines.beat()
+    assert out.getvalue().splitlines()[1] == "computing: 1 of 2 rows (50 %), 5.0 s"
+
+
 def test_the_end_of_a_phase_is_said_at_once_and_only_once() -> None:
     out, clock = io.StringIO(), Clock()
     lines = Lines(out, clock=clock)

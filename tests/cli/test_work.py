@@ -1,0 +1,265 @@
+"""What the commands hand on, what they print, and the exit code of every way in which a run can end."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import policy, work
+from cli.output import say
+from cli.report import Report, plan_lines, plan_record, report_lines, report_record, usd
+from contract.errors import UsageError
+from contract.facts import Stack, StackFacts, StackSecrets, StoreFacts
+from contract.keys import RunUri
+from contract.models import (
+    DatasetFacts,
+    Estimate,
+    FileFacts,
+    OutputSpec,
+    PhaseSeconds,
+    PinnedInfra,
+    Plan,
+    Range3,
+    RowOptions,
+    S3Config,
+    ShardPlan,
+    Source,
+    StorePin,
+    TaskSpec,
+)
+from pipelines.collect import Collected, Failure
+from pipelines.follow import DriveResult
+from pipelines.outputs import output_names
+from pipelines.plan import PlannedRun
+
+DIGEST = "0" * 64
+S3 = S3Config(accessId="access", accessSecret="secret", bucketName="bucket", endpointUrl="http://127.0.0.1:1")
+STACK = Stack(
+    StackFacts(stack="local", store=StoreFacts(bucket="bucket", endpoint_url="http://127.0.0.1:1", prefix="team/a"), endpoints=()),
+    StackSecrets("api-key", S3, S3),
+)
+
+
+def plan(rows: int = 100) -> Plan:
+    return Plan(
+        plan_id=DIGEST,
+        run_id="rows-embed-00000000",
+        run="s3://bucket/runs/rows-embed-00000000",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        dataset=DatasetFacts(files=(FileFacts(name="rows.jsonl", size=1000, rows=rows),), format="jsonl", rows=rows, digest=DIGEST),
+        rows=RowOptions(column="text"),
+        task=TaskSpec(kind="embed", model="minilm"),
+        store=StorePin(bucket="bucket", endpoint_url="http://127.0.0.1:1", mode="conditional"),
+        infra=PinnedInfra(
+            stack="local",
+            endpoint="minilm",
+            endpoint_id="minilm",
+            api_url="http://127.0.0.1:2/v2",
+            model="minilm",
+            gpu="AMPERE_24",
+            usd_per_second=0.0002,
+            scaler="QUEUE_DELAY",
+            scaler_value=4,
+            shards_per_worker=2,
+            workers_max=1,
+            execution_timeout_s=600,
+            cold_start_s=60,
+        ),
+        shards=(
+            ShardPlan(shard="00000", source=Source(uri="s3://bucket/x", rows=(0, rows), count=rows, digest=DIGEST), tokens=10, bytes=10),
+        ),
+        pace=1,
+        estimate=Estimate(
+            workers=1,
+            tokens_in=1000,
+            tokens_out=0,
+            seconds=Range3(low=10, likely=20, high=400),
+            usd=Range3(low=0.001, likely=0.0042, high=12.5),
+            basis="a guess",
+        ),
+        output=OutputSpec(path="out.parquet", format="parquet"),
+    )
+
+
+def result(**changes: Any) -> DriveResult:
+    values: dict[str, Any] = {
+        "run": "s3://bucket/runs/rows-embed-00000000",
+        "state": "complete",
+        "cause": "complete",
+        "reason": "every shard is committed.",
+        "rows": 100,
+        "ok": 100,
+        "failed": 0,
+        "shards": 1,
+        "shards_done": 1,
+        "attempts": 1,
+        "executions": 1,
+        "seconds": PhaseSeconds(loading=20.0, reading=0.1, computing=8.0, writing=0.2),
+        "worker_seconds": 30.0,
+        "usd_estimated": 0.006,
+        "usd_reserved": 0.0,
+        "tokens_in": 1000,
+        "tokens_out": 0,
+        "elapsed_s": 40.0,
+    }
+    return DriveResult(**{**values, **changes})
+
+
+def collected(**changes: Any) -> Collected:
+    values: dict[str, Any] = {
+        "names": output_names("out.parquet"),
+        "seal": DIGEST,
+        "rows": 100,
+        "ok": 100,
+        "failed": 0,
+        "skipped": 0,
+        "missing": (),
+        "failures": (),
+        "renamed": {},
+        "seconds": 0.5,
+    }
+    return Collected(**{**values, **changes})
+
+
+def report(found: DriveResult, files: Collected | None = None, *, rest_rows: int = 0) -> Report:
+    return Report(plan=plan(), result=found, collected=files, judged=None, seconds=41.5, rest_rows=rest_rows)
+
+
+# --- parameters ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_is_json_or_else_text() -> None:
+    found = work.parse_params(["top_p=0.9", 'stop=["a"]', "seed=7", "name=plain text", "flag=true", "eq=a=b", "empty="])
+    assert found == {"top_p": 0.9, "stop": ["a"], "seed": 7, "name": "plain text", "flag": True, "eq": "a=b", "empty": ""}
+
+
+def test_the_short_options_are_parameters_too() -> None:
+    assert work.parse_params([], max_tokens=24, temperature=0.0) == {"max_tokens": 24, "temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["top_p"], {}, "--param top_p: is not KEY=VALUE"),
+        (["=1"], {}, "--param =1: is not KEY=VALUE"),
+        (["a=1", "a=2"], {}, "`a` is given twice"),
+        (["max_tokens=1"], {"max_tokens": 2}, "--max-tokens: `max_tokens` is given twice"),
+        (["x=NaN"], {}, "not a number that JSON knows"),
+        (["x=1e999"], {}, "not a number that JSON knows"),
+    ],
+)
+def test_a_parameter_that_cannot_be_meant_is_refused(texts: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        work.parse_params(texts, **options)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("45m", 2700), ("6h", 21600), ("1.5d", 129600)])
+def test_a_deadline_is_a_span_from_now(text: str, seconds: float) -> None:
+    assert work.parse_span(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "6", "h", "-1h", "0m", "soon", "1e400d", "nanh"])
+def test_a_deadline_that_is_no_span_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time span"):
+        work.parse_span(text)
+
+
+# --- addresses and stacks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_named_by_its_id_or_its_address() -> None:
+    assert work.address(STACK, "rows-embed-1") == "s3://bucket/team/a/runs/rows-embed-1"
+    assert work.address(STACK, "s3://other/runs/x/") == "s3://other/runs/x"
+    with pytest.raises(UsageError):
+        work.address(STACK, "no such name!")
+
+
+async def test_an_address_without_the_stores_own_is_not_guessed_at() -> None:
+    environ = {"NIGHTBATCH_S3_ACCESS_KEY_ID": "a", "NIGHTBATCH_S3_SECRET_ACCESS_KEY": "b", "RUNPOD_API_KEY": "c"}
+    with pytest.raises(UsageError, match="NIGHTBATCH_S3_ENDPOINT_URL must be set"):
+        await work.find_stack(work.Where(), "s3://bucket/runs/x", environ)
+
+
+def test_what_to_type_next_names_the_stack_as_the_user_did() -> None:
+    assert work.Where().options == ""
+    assert work.Where("prod").options == " --stack prod"
+    assert work.Where("prod", Path("my facts.json")).options == " --stack prod --facts 'my facts.json'"
+
+
+# --- reports -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "files", "code"),
+    [
+        (result(), collected(), 0),
+        (result(failed=2, ok=98), collected(failed=2, ok=98), 1),
+        (result(failed=2, ok=98), None, 1),
+        (result(state="stopped", cause="budget", reason="no more money."), None, 4),
+        (result(state="stopped", cause="deadline", reason="time is up."), None, 4),
+        (result(state="stopped", cause="cancelled", reason="somebody cancelled it."), None, 1),
+        (result(state="paused", cause="credentials", reason="the keys."), None, 3),
+        (result(state="stalled", cause="no_workers", reason="no workers."), None, 3),
+        (result(state="failed", cause="attempts", reason="one shard failed."), None, 3),
+    ],
+    ids=["complete", "failed rows", "failed rows, not collected", "budget", "deadline", "cancelled", "paused", "stalled", "failed"],
+)
+def test_every_end_of_a_run_has_its_exit_code_and_says_why(found: DriveResult, files: Collected | None, code: int) -> None:
+    made = report(found, files)
+    assert made.exit_code == code
+    assert bool(made.sentence) == bool(code)
+    record = report_record(made)
+    assert record["state"] == found.state
+    if found.state != "complete":
+        assert record["reason"] == found.reason
+        assert report_lines(made)[-1] == "next: nightbatch resume rows-embed-00000000"
+
+
+def test_the_record_has_the_promised_keys() -> None:
+    promised = "run state rows ok failed shards attempts out errors seconds worker_seconds usd_planned usd_estimated".split()  # noqa: SIM905
+    record = report_record(report(result(), collected()))
+    assert set(promised) <= set(record)
+    assert (record["out"], record["errors"]) == ("out.parquet", "out.errors.jsonl")
+    assert (record["usd_planned"], record["usd_estimated"], record["worker_seconds"]) == (0.0042, 0.006, 30.0)
+
+
+def test_a_trial_prices_the_rest_at_its_own_speed_with_one_engine_start() -> None:
+    made = report(result(), collected(), rest_rows=900)
+    assert made.whole is not None
+    rows, seconds, dollars = made.whole
+    assert (rows, seconds) == (1000, 20.0 + 10.0 * 10)
+    assert dollars == pytest.approx(120.0 * 0.0002)
+    assert report_record(made)["whole"] == {"rows": 1000, "worker_seconds": 120.0, "usd": pytest.approx(0.024)}
+    assert report(result(state="stopped", cause="budget"), rest_rows=900).whole is None
+
+
+def test_failures_are_summed_up_by_code_with_an_example() -> None:
+    files = collected(failed=3, ok=97, failures=(Failure("too_long", 3, "row-7", "the prompt has 900 tokens"),))
+    lines = report_lines(report(result(ok=97, failed=3), files))
+    assert "           3 x too_long, such as row-7: the prompt has 900 tokens" in lines
+
+
+def test_a_plan_says_low_likely_and_high() -> None:
+    planned = PlannedRun(plan(), RunUri.parse("s3://bucket/runs/rows-embed-00000000"), existing=False, notices=("a notice.",), rest_rows=5)
+    text = "\n".join(plan_lines(planned))
+    assert "20 s (10 s to 6 min 40 s)" in text
+    assert "$0.0042 ($0.0010 to $12.50)" in text
+    record = plan_record(planned, stored=False)
+    assert record["state"] == "dry-run"
+    assert record["usd"] == {"low": 0.001, "likely": 0.0042, "high": 12.5}
+    assert (record["rows_after_limit"], record["notices"]) == (5, ["a notice."])
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "$0.0000"), (0.000012, "$0.000012"), (0.0042, "$0.0042"), (1234.5, "$1,234.50")])
+def test_dollars_have_as_many_digits_as_tell_something(value: float, text: str) -> None:
+    assert usd(value) == text
+
+
+def test_secrets_of_the_stack_are_cut_out_of_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    policy.begin(json_output=False)
+    policy.session.hide(StackSecrets("rpa_0123456789", S3, S3).values)
+    say("the key rpa_0123456789 was refused")
+    assert capsys.readouterr().err == "the key <hidden> was refused\n"
