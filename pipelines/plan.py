@@ -497,9 +497,9 @@ def _whole(scan: Scan, cut: Cut, speed: Throughput, endpoint: EndpointFacts, pac
 
 
 def _notices(reader: Reader, scan: Scan, whole: Estimate | None) -> Iterator[str]:
-    if reader.replaced:
-        names = ", ".join(f"{name!r} ({count:,})" for name, count in reader.replaced.most_common(3))
-        yield f"{reader.replaced.total():,} rows name another model, {names}; the run's model, {reader.models[0]!r}, answers them all."
+    if reader.other_models:
+        names = ", ".join(f"{name!r} ({count:,})" for name, count in reader.other_models.most_common(3))
+        yield f"{reader.other_models.total():,} rows name another model, {names}; the run's model, {reader.models[0]!r}, answers them all."
     if scan.skipped:
         yield f"{scan.skipped:,} bad rows are left out ({scan.bad.summary()}); they will stand in the errors file."
     if scan.bad.total > scan.skipped:

@@ -286,7 +286,7 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
         found.skipped = found.bad.total
     while len(starts) < len(reader.files):
         starts.append(index)
-    if found.offsets is not None and (found.bad.total or reader.rewritten or reader.padded):
+    if found.offsets is not None and (found.bad.total or reader.padded):
         found.offsets = None
     found.digest = found.digests.of(0, index)
     if columns:

@@ -65,9 +65,8 @@ class Reader:
     batch: bool
     columns: tuple[str, ...]
     source: Source = field(default_factory=Source)
-    replaced: Counter[str] = field(default_factory=Counter, init=False)
-    """Models that batch lines named instead of the run's, with their rows, as the last full reading found them."""
-    rewritten: int = field(default=0, init=False)
+    other_models: Counter[str] = field(default_factory=Counter, init=False)
+    """Models that batch lines name instead of the run's, with how many rows do, as the last reading found them."""
     padded: bool = field(default=False, init=False)
     """Some blank line holds spaces, so that a reader of the file's bytes would take it for a row."""
 
@@ -79,9 +78,8 @@ class Reader:
         """Every good row in order. `watch`: hashes of ids that may stand twice; the second row of an id is bad. `records`: with them."""
         if self.batch:
             maker = BatchRows(self.task, self.models)
-            self.replaced = maker.replaced
+            self.other_models = maker.other_models
             yield from self._watched(self._batch_lines(maker, on_bad), on_bad, watch)
-            self.rewritten = maker.rewritten
             return
         made = RecordRows(self.task, self.options)
         if self.options.id_column is None:

@@ -1,8 +1,8 @@
 """pipelines/dataset: a line or a record -> one OpenAI batch line, or the reason why not. Pure.
 
-An OpenAI batch line travels as it stands, byte for byte, with one exception: a row whose body names another model than the run's
-(files made for a hosted service name the hosted model) travels without that name, and the plan says so in a notice. Records become chat
-messages for `generate`, because instruct models answer gibberish to bare text, and `{"input": …}` for `embed`.
+An OpenAI batch line travels as it stands, byte for byte. A row whose body names another model than the run's (files made for a hosted
+service name the hosted model) is counted, so that the plan can say that the run's model answers it; the worker reads no model from rows.
+Records become chat messages for `generate`, because instruct models answer gibberish to bare text, and `{"input": …}` for `embed`.
 
 What is checked here is what can be told without the model: everything else (too long for the model, a parameter that it does not have) is a
 row error of the worker. JSON is read by msgspec: strict, exact integers of any size, no NaN. Keys that stand twice are found by counting
@@ -189,16 +189,14 @@ def looks_like_batch_line(record: dict[str, Any]) -> bool:
 
 
 class BatchRows:
-    """Batch lines as they are. One instance reads one dataset once: it remembers the first row's url. Counts what it replaced."""
+    """Batch lines as they are. One instance reads one dataset once: it remembers the first row's url, and counts other models' names."""
 
     def __init__(self, task: TaskKind, models: Sequence[str]) -> None:
         self._task = task
         self._urls = URLS[task]
-        self._own = models[0]
         self._known = frozenset(models)
         self._url: str | None = None
-        self.replaced: Counter[str] = Counter()
-        self.rewritten = 0
+        self.other_models: Counter[str] = Counter()
 
     def __call__(self, line: bytes, index: int) -> Made:
         """Raises RowProblem."""
@@ -215,8 +213,8 @@ class BatchRows:
             problem.custom_id = custom_id
             raise
         named = body.get("model")
-        if named is not None and named != self._own:
-            line = self._without_model(row, body, named)
+        if type(named) is str and named not in self._known:
+            self.other_models[named] += 1
         return custom_id, line, _most_tokens(body)
 
     def _check(self, row: _Line, custom_id: str, body: dict[str, Any]) -> None:
@@ -243,14 +241,6 @@ class BatchRows:
                 raise RowProblem("empty_text", f"`{name}` is empty")
         self._url = url
 
-    def _without_model(self, row: _Line, body: dict[str, Any], named: Any) -> bytes:
-        if type(named) is not str:
-            return _encode_line(row, body)  # the worker names the field and its type
-        if named not in self._known:
-            self.replaced[named] += 1
-        self.rewritten += 1
-        return _encode_line(row, {key: value for key, value in body.items() if key != "model"})
-
     def _explain(self, line: bytes, error: Exception) -> RowProblem:
         """The line is no JSON, or JSON of another shape."""
         try:
@@ -275,10 +265,6 @@ class BatchRows:
             if key not in _LINE_KEYS:
                 return RowProblem("unknown_key", f"`{key}` is not a field of a batch line ({', '.join(_LINE_KEYS)})", known)
         return RowProblem("wrong_method", f"method {value.get('method')!r}, not POST", known)
-
-
-def _encode_line(row: _Line, body: dict[str, Any]) -> bytes:
-    return _encode({"custom_id": row.custom_id, "method": "POST", "url": row.url, "body": body})
 
 
 def _most_tokens(body: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from pipelines.dataset import DataFile, Template, find_files
 from pipelines.dataset.records import CsvFile
 from pipelines.dataset.rows import RowProblem
 from pipelines.dataset.streams import CHUNK, Source, TooLong, line_blocks
-from tests.pipelines.planning import chat_line, embed_line, read, write_jsonl, zstd
+from tests.pipelines.planning import chat_line, embed_line, read, reader_of, write_jsonl, zstd
 
 BOM = b"\xef\xbb\xbf"
 LINES = b"".join(json.dumps(embed_line(f"r{i}", f"text {i}")).encode() + b"\n" for i in range(3))
@@ -394,12 +394,17 @@ def test_output_limits_are_read_from_the_body(tmp_path: Path) -> None:
     assert [row[5] for row in found.rows] == [0, 7, 9, 15, 0, (1 << 31) - 1]
 
 
-def test_a_row_that_names_another_model_travels_without_it(tmp_path: Path) -> None:
-    rows = [chat_line("a", model="gpt-4o", temperature=0.1, seed=2**63), chat_line("b", model="m"), chat_line("c", model=5)]
-    found = read(write_jsonl(tmp_path / "t.jsonl", rows), "generate", "m")
-    assert found.bodies[0] == {"messages": rows[0]["body"]["messages"], "temperature": 0.1, "seed": 2**63}
-    assert found.bodies[1] == rows[1]["body"]
-    assert found.bodies[2]["model"] == 5  # not a name: the worker says so
+def test_rows_that_name_another_model_are_counted(tmp_path: Path) -> None:
+    rows = [
+        chat_line("a", model="gpt-4o"),
+        chat_line("b", model="m"),
+        chat_line("c", model=5),
+        chat_line("d"),
+        chat_line("e", model="gpt-4o"),
+    ]
+    reader = reader_of(write_jsonl(tmp_path / "t.jsonl", rows), "generate", "m")
+    assert [json.loads(row[4]) for row in reader.rows(lambda *_: None)] == rows
+    assert reader.other_models == {"gpt-4o": 2}
 
 
 def test_options_for_records_do_not_fit_batch_lines(tmp_path: Path) -> None:
@@ -508,8 +513,6 @@ def test_messages_come_from_a_column_as_lists_or_as_json(tmp_path: Path) -> None
     ],
 )
 def test_a_column_is_taken_when_only_one_can_be_meant(tmp_path: Path, columns: list[str], task: Any, taken: str | None) -> None:
-    from tests.pipelines.planning import reader_of
-
     path = write_jsonl(tmp_path / "t.jsonl", [dict.fromkeys(columns, "x")])
     if taken is not None:
         assert taken in repr(reader_of(path, task).options)

@@ -233,7 +233,6 @@ async def test_in_place_and_copied_rows_are_the_same_plan(house: House, batch: P
         ("crlf", lambda d: d.replace(b"\n", b"\r\n")),
         ("spaces around a row", lambda d: d.replace(b"\n", b" \n", 1)),
         ("a line of spaces", lambda d: d.replace(b"\n", b"\n  \n", 1)),
-        ("another model in a row", lambda d: d.replace(b'"body": {', b'"body": {"model": "gpt-4o-mini", ', 1)),
     ],
 )
 async def test_lines_that_the_worker_would_read_otherwise_are_copied(house: House, batch: Path, name: str, damage: Any) -> None:
@@ -443,14 +442,12 @@ async def test_a_limit_larger_than_the_dataset_is_no_trial(house: House, batch: 
     assert (planned.whole, planned.rest_rows, planned.plan.dataset.rows) == (None, 0, 500)
 
 
-async def test_a_hosted_services_model_is_replaced_and_said_so(house: House, tmp_path: Path) -> None:
+async def test_the_name_of_a_hosted_model_travels_along_and_the_plan_says_which_model_answers(house: House, tmp_path: Path) -> None:
     rows = [chat_line(f"r{i}", model="gpt-4o-mini", max_tokens=9) for i in range(3)] + [chat_line("own", model="SmolLM2-135M-Instruct")]
     planned = await house.plan(write_jsonl(tmp_path / "t.jsonl", rows), task="generate")
     assert any("'gpt-4o-mini' (3)" in notice for notice in planned.notices)
-    lines = [json.loads(line) for line in house.lines(planned.plan)]
-    assert "model" not in lines[0]["body"]
-    assert lines[0]["body"]["max_tokens"] == 9
-    assert lines[3] == rows[3]
+    assert [json.loads(line) for line in house.lines(planned.plan)] == rows
+    assert planned.plan.task.model == "SmolLM2-135M-Instruct"
 
 
 async def test_the_plan_names_the_model_that_the_endpoint_serves(house: House, batch: Path) -> None:
