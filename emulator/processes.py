@@ -32,7 +32,12 @@ class GuardedProcess:
     async def start(cls, command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, log: Path, grace_s: float) -> GuardedProcess:
         """Start `command` with exactly `env`, its output appended to `log`. `grace_s`: real seconds from SIGTERM to SIGKILL."""
         ours, guard = _launch(command, env, cwd, log, grace_s)
-        line = await asyncio.get_running_loop().sock_recv(ours, 32)
+        try:
+            line = await asyncio.get_running_loop().sock_recv(ours, 32)
+        except BaseException:
+            ours.close()  # nobody will hold the handle: then nothing is to run
+            guard.wait()
+            raise
         return cls(guard, ours, int(line) if line.strip() else None)
 
     async def _until_end(self) -> int:

@@ -31,7 +31,8 @@ SYNC_WAIT_RANGE_MS: Final = (1_000, 300_000)
 """/runsync?wait (operation-reference); what is outside is brought to the nearest end, which is a guess."""
 _STRANGER_HOLD_S: Final = 1.0
 """Real seconds before a worker that is not known, or that is to leave, gets its answer: the SDK asks again at once."""
-_BODY_LIMIT: Final = 32_000_000
+_BODY_LIMIT: Final = 1 << 30
+"""Of what is read at all; results over RunPod's limit must be read to be refused as RunPod does."""
 
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
             EndpointConfig(name="two", command=WORKER, env={"TEST_CONCURRENCY": "2"}, workers_min=1, workers_max=1),
             EndpointConfig(name="one", command=WORKER, workers_min=1, workers_max=1, execution_timeout_ms=2000),
             EndpointConfig(name="stream", command=STREAMER, workers_min=1, workers_max=1),
+            EndpointConfig(name="cold", command=WORKER, workers_max=1, idle_timeout_s=0.5, scaler_value=0.2),
             EndpointConfig(name="none", workers_max=0),
         ),
     )
@@ -202,6 +204,19 @@ async def test_the_worker_has_runpods_environment_and_nothing_of_ours(house: Hou
     names = set(done["output"]["environment"])
     assert {"RUNPOD_POD_ID", "RUNPOD_ENDPOINT_ID", "RUNPOD_WEBHOOK_GET_JOB", "RUNPOD_AI_API_KEY", "TEST_CONCURRENCY"} <= names
     assert not {name for name in names if name.startswith(("NIGHTBATCH", "PYTEST", "AWS"))}
+
+
+async def test_a_cold_endpoint_starts_a_worker_and_lets_it_leave_in_order_when_idle(house: House) -> None:
+    done = await house.api("cold").until(await house.api("cold").run({"do": "echo", "say": 1}), "COMPLETED", timeout_s=20)
+    begun = time.monotonic()
+    await eventually(lambda: not house.emulator.endpoint("cold").workers)
+    assert time.monotonic() - begun < 8  # it left by itself: the grace before SIGKILL is 10 s
+    bill = house.emulator.endpoint("cold").bill
+    assert bill.startup_s > 0.3
+    assert 0.5 <= bill.idle_s < 8
+    log = house.emulator.log_path("cold", done["workerId"]).read_text()
+    assert "Finished." in log
+    assert house.emulator.worker_key not in log
 
 
 async def test_the_sdk_client_can_cancel_and_purge_what_waits(house: House) -> None:
