@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final, Literal
@@ -64,6 +64,8 @@ class AttemptState(Enum):
     EXPIRED = "expired"
 
 
+STALLED: Final = "stalled"
+"""How the reason in control.json begins when a client gave up on a queue: jobs that wait there would begin, unwatched, when it moves."""
 OUTSTANDING: Final = frozenset({AttemptState.INTENDED, AttemptState.SENT, AttemptState.UNKNOWN})
 Key = tuple[str, int]
 """(client, attempt): on a conditional store the attempt alone is unique; on a last-writer store two clients may draw one number."""
@@ -91,8 +93,8 @@ class Tuning:
     """With fewer workers than wanted and only lowPriority work queued for so long, a queued shard is sent again as an ordinary job."""
     stall_named_s: float = 150.0
     """No sign of progress for so long: the cause is named."""
-    stall_ends_s: float = 1200.0
-    """…and for so long: the client gives up (7-minute cold starts and slow image pulls are known: optimization.mdx)."""
+    stall_ends_s: float = 1800.0
+    """…and for so long: the client gives up (cold starts of 7 minutes and image pulls of 20 are known: optimization.mdx)."""
     keep_waits_s: float = 60.0
     """Beyond executionTimeout, how long `keep` waits for executions that it lets finish."""
 
@@ -287,6 +289,17 @@ def fold(attempts: Mapping[Key, Attempt], entries: Iterable[JournalEntry]) -> di
     return found
 
 
+def fold_starts(attempts: Mapping[Key, Attempt], starts: Iterable[StartMarker]) -> dict[Key, Attempt]:
+    """A start marker says which job carried its attempt: one without an answer has a job id from then on."""
+    jobs = {(start.shard, start.attempt): start.job_id for start in starts}
+    found = dict(attempts)
+    for key, attempt in attempts.items():
+        job_id = jobs.get((attempt.intent.shard, attempt.intent.attempt))
+        if job_id is not None and attempt.job_id is None and attempt.noted != "rejected":
+            found[key] = replace(attempt, job_id=job_id)
+    return found
+
+
 def with_note(attempt: Attempt, note: AttemptNote) -> Attempt:
     """The attempt as it stands after one more note."""
     stronger = _RANK[note.state] > _RANK[attempt.noted]
@@ -423,9 +436,10 @@ class Standing:
     state: AttemptState
     cause: str | None = None
     started: bool = False
+    """A start marker shows that it has begun, and RunPod has not said since that it waits again (its worker died)."""
 
 
-def standing(state: RunState, attempt: Attempt, started: frozenset[tuple[str, int]] | set[tuple[str, int]], now: datetime,
+def standing(state: RunState, attempt: Attempt, started: Mapping[tuple[str, int], datetime], now: datetime,
              tuning: Tuning = DEFAULT_TUNING) -> Standing:  # fmt: skip
     """The attempt's state (PROTOCOL.md, Attempt), from the commit first, then the journal, then what RunPod said."""
     intent = attempt.intent
@@ -451,7 +465,8 @@ def standing(state: RunState, attempt: Attempt, started: frozenset[tuple[str, in
         if looked_at_commit and seen.at >= second:
             return Standing(attempt, AttemptState.EXPIRED, "missing", begun)
     if attempt.job_id is not None or begun:
-        return Standing(attempt, AttemptState.SENT, started=begun)
+        again = seen is not None and seen.status.status == "IN_QUEUE" and begun and seen.at > started[intent.shard, intent.attempt]
+        return Standing(attempt, AttemptState.SENT, started=begun and not again)
     if attempt.noted is None and attempt.client == state.client:
         return Standing(attempt, AttemptState.INTENDED)
     if _absent(state, attempt, tuning):
@@ -497,7 +512,10 @@ class Survey:
 def survey(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> Survey:
     """What the state means now."""
     tree = build_tree(state.plan, state.commits)
-    started = {(s.shard, s.attempt) for s in state.starts.values()}
+    started: dict[tuple[str, int], datetime] = {}
+    for start in state.starts.values():
+        mark = (start.shard, start.attempt)
+        started[mark] = max(start.at, started.get(mark, start.at))
     standings = {key: standing(state, attempt, started, now, tuning) for key, attempt in state.attempts.items()}
     grouped: dict[str, list[Standing]] = {}
     for found in standings.values():
@@ -659,6 +677,8 @@ def decide(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> t
     sends, refused = sends_for(state, seen, now, tuning)
     stall = None if sends else stall_for(state, seen, now, tuning)
     if stall is not None and stall.final:
+        if any(s.attempt.job_id is not None for s in seen.queued):
+            return (*first, RaiseEpoch("keep", f"{STALLED} {stall.cause}: {stall.reason}"))
         return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), stall)
     if not sends and not refused and not seen.outstanding:
         shards = ", ".join(seen.exhausted[:5]) + (" …" if len(seen.exhausted) > 5 else "")
@@ -783,6 +803,9 @@ def _wind_down(state: RunState, seen: Survey, noted: bool, now: datetime, tuning
         if alive and not _passed(state.control.at, limit, now):
             return (*_flush(state, noted, now, tuning), Wait(next_instant(state, seen, now, tuning)))
     reason = state.control.reason or "cancelled"
+    if reason.startswith(f"{STALLED} "):
+        cause, _, why = reason.removeprefix(f"{STALLED} ").partition(": ")
+        return (*_flush(state, noted, now, tuning, at_once=True), Stall(cause, why, final=True))
     said = "the deadline has passed." if reason == "deadline" else f"the run was told to {state.control.mode} ({reason})."
     flush = _flush(state, noted, now, tuning, at_once=True)
     return (*flush, Finish("stopped", "deadline" if reason == "deadline" else "cancelled", said))
@@ -905,7 +928,7 @@ def sends_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEF
 
 def _mostly_failing(seen: Survey) -> bool:
     """More shards have failed in every attempt than have succeeded: sending the rest would only spend."""
-    return len(seen.exhausted) > len(seen.tree.closed)
+    return len(seen.exhausted) >= 3 and len(seen.exhausted) > len(seen.tree.closed)
 
 
 def candidates(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> Iterable[tuple[str, Literal["open", "promote", "unknown"]]]:
@@ -969,7 +992,8 @@ def stall_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEF
         return None
     waited = (now - since).total_seconds()
     cause, why = stall_cause(state, seen)
-    return Stall(cause, f"{len(seen.queued)} jobs have waited {waited / 60:.0f} min: {why}", final=waited >= tuning.stall_ends_s)
+    final = waited >= tuning.stall_ends_s and cause != "busy"
+    return Stall(cause, f"{len(seen.queued)} jobs have waited {waited / 60:.0f} min: {why}", final=final)
 
 
 def stall_cause(state: RunState, seen: Survey) -> tuple[str, str]:

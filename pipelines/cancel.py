@@ -13,7 +13,7 @@ from typing import Final
 from contract.errors import AlreadyExists, EndpointError, StoreUnavailable
 from contract.keys import RunKeys
 from contract.models import Control, Plan, RunMode, encode
-from contract.protocol import OUTSTANDING, RunState, fold, rules_for, survey
+from contract.protocol import OUTSTANDING, RunState, fold, fold_starts, rules_for, survey
 from contract.store import Store
 from contract.tree import read_commits
 from pipelines.journal import Journal
@@ -108,7 +108,7 @@ async def state_of(run: RunHandle, *, store: Store, client: str = "", control: C
         client=client,
         control=control,
         started_at=at,
-        attempts=fold({}, entries),
+        attempts=fold_starts(fold({}, entries), markers.starts.values()),
         commits=commits,
         commits_at=at,
         starts=markers.starts,

@@ -10,6 +10,7 @@ that are due.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ from contract.errors import (
     InfrastructureError,
     RateLimited,
     Refused,
+    StoreError,
     StoreUnavailable,
 )
 from contract.facts import Stack
@@ -67,6 +69,7 @@ from contract.protocol import (
     Wait,
     decide,
     fold,
+    fold_starts,
     look,
     note_for,
     rows_done,
@@ -103,6 +106,8 @@ ASLEEP_S: Final = 60.0
 STORE_PATIENCE_S: Final = 900.0
 SETTLE_S: Final = 5.0
 """After the last commit, how long the end markers that follow it are waited for."""
+LEAVE_S: Final = 3.0
+"""At an interruption, how long the store may take for the last notes."""
 DEADLINE_SHARE: Final = 0.9
 """Of executionTimeout, what an execution may use before it keeps its pieces and answers: RunPod stops the worker at the whole."""
 
@@ -362,6 +367,7 @@ class Driver:
             self._markers_at = self.timer.monotonic()
             if len(self._markers.starts) + len(self._markers.ends) > count:
                 self._progress_at = self.store.now()
+                self._attempts = fold_starts(self._attempts, self._markers.starts.values())
                 moved = True
         await self._refresh_health(HEALTH_SOON_S if moved else self.tuning.pace_every_s)
         foreign = len(self.journal.foreign) + len(self._markers.foreign)
@@ -662,6 +668,13 @@ class Driver:
 
     # -- the end
 
+    async def leave(self) -> None:
+        """Interrupted: what is known of the jobs goes into the journal, if the store takes it at once. Without it they count as unknown."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._flush()
+        self.record_run("interrupted")
+
     async def settle(self) -> None:
         """Wait a moment for the end markers that follow the last commits, so that costs are not guessed high."""
         until = self.timer.monotonic() + SETTLE_S
@@ -781,6 +794,9 @@ async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveRes
         try:
             step = await driver.step()
             failing_since = None
+        except asyncio.CancelledError:
+            await driver.leave()
+            raise
         except StoreUnavailable as error:
             failing_since = began if failing_since is None else failing_since
             if began - failing_since > STORE_PATIENCE_S:
@@ -797,7 +813,11 @@ async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveRes
         if done is None and step.again:  # two clients that yield to each other must not do so in step for ever
             await timer.sleep(rng.uniform(0.02, 0.1 * 2 ** min(conflicts, 6)))
         elif done is None:
-            await _wait(driver, step, began)
+            try:
+                await _wait(driver, step, began)
+            except asyncio.CancelledError:
+                await driver.leave()
+                raise
     if isinstance(done, Finish) and done.state == "complete":
         await driver.settle()
     else:
