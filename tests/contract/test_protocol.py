@@ -1,0 +1,595 @@
+# tests/contract: the decisions of a client, one rule at a time.
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as changed
+
+from contract.keys import child_names, shard_name
+from contract.models import (
+    AttemptNote,
+    Child,
+    Commit,
+    Control,
+    EndMarker,
+    Intent,
+    JournalEntry,
+    PartCommit,
+    PhaseSeconds,
+    Plan,
+    SplitCommit,
+    StartMarker,
+)
+from contract.protocol import (
+    MAX_INTENTS,
+    Action,
+    Attempt,
+    AttemptState,
+    CancelJob,
+    Finish,
+    FlushNotes,
+    Health,
+    JobStatus,
+    LookAtStatus,
+    NoteOutcome,
+    Pause,
+    RaiseEpoch,
+    RunState,
+    SendAgain,
+    SendIntents,
+    Stall,
+    Tuning,
+    Wait,
+    decide,
+    fold,
+    fold_starts,
+    look,
+    reserve_for,
+    rules_for,
+    start_by_for,
+    survey,
+    ttl_for,
+    union_length,
+    window_for,
+    worker_seconds,
+)
+from tests.contract.world import PLAN_ID, START, make_plan
+
+TUNING = Tuning()
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def intent(number: int, shard: int | str = 0, *, sent: float = 0, low: bool = False, ttl: float = 600, epoch: int = 0) -> Intent:
+    name = shard_name(shard) if isinstance(shard, int) else shard
+    sent_at = at(sent)
+    return Intent(
+        attempt=number, shard=name, sent_at=sent_at, start_by=start_by_for(sent_at, ttl, 60), ttl_s=ttl, execution_timeout_s=60,
+        reserve_usd=0.7, epoch=epoch, low_priority=low,
+    )  # fmt: skip
+
+
+def attempt(
+    number: int, shard: int | str = 0, *, noted: str | None = "sent", client: str = "me", cause: str | None = None, **more: Any
+) -> Attempt:
+    job = f"job-{number}" if noted == "sent" else None
+    return Attempt(client, intent(number, shard, **more), noted, job, cause)
+
+
+def start(
+    number: int, shard: int = 0, *, execution: int | None = None, when: float = 0, worker: str = "w1", load: float = 0
+) -> StartMarker:
+    return StartMarker(
+        plan=PLAN_ID, shard=shard_name(shard), execution=f"{execution or number:016x}", attempt=number, epoch=0, job_id=f"job-{number}",
+        worker_id=worker, load_s=load, at=at(when),
+    )  # fmt: skip
+
+
+def end(number: int, shard: int = 0, *, execution: int | None = None, when: float = 0, wall: float = 10) -> EndMarker:
+    return EndMarker(
+        plan=PLAN_ID, shard=shard_name(shard), execution=f"{execution or number:016x}", attempt=number, outcome="won", wall_s=wall,
+        seconds=PhaseSeconds(), at=at(when),
+    )  # fmt: skip
+
+
+def commit(number: int, shard: int = 0) -> PartCommit:
+    return PartCommit(
+        plan=PLAN_ID, shard=shard_name(shard), execution=f"{number:016x}", attempt=number, part=None, errors=None, ok=1, failed=1,
+        tokens_in=0,        tokens_out=0, input_digest="0" * 64, digest="0" * 64, at=START,
+    )  # fmt: skip
+
+
+def make_state(
+    *attempts: Attempt,
+    plan: Plan | None = None,
+    commits: dict[str, Commit] | None = None,
+    starts: list[StartMarker] | None = None,
+    ends: list[EndMarker] | None = None,
+    health: Health | None = None,
+    rules: dict[str, Any] | None = None,
+    control: dict[str, Any] | None = None,
+    now: float = 0,
+    **more: Any,
+) -> RunState:
+    plan = plan or make_plan(shards=8)
+    return RunState(
+        plan=plan,
+        rules=replace(rules_for(plan), **(rules or {})),
+        client="me",
+        control=changed(Control(plan=PLAN_ID, at=START, by="x"), **(control or {})),
+        started_at=START,
+        attempts={a.key: a for a in attempts},
+        commits=commits or {},
+        commits_at=at(now),
+        starts={s.execution: s for s in starts or []},
+        ends={e.execution: e for e in ends or []},
+        health=health if health is not None else Health(),
+        health_at=at(now),
+        **more,
+    )
+
+
+def sent(actions: tuple[Action, ...]) -> list[Intent]:
+    return [i for a in actions if isinstance(a, SendIntents) for i in a.intents]
+
+
+def state_of(state: RunState, number: int, now: float, client: str = "me") -> tuple[AttemptState, str | None]:
+    found = survey(state, at(now), TUNING).standings[client, number]
+    return found.state, found.cause
+
+
+# --- formulas ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_window_is_three_times_what_the_pace_can_run() -> None:
+    assert window_for(1, 2) == 6
+    assert window_for(10, 2) == 60
+
+
+def test_ttl_covers_the_wait_behind_the_window_and_stays_within_runpods_limits() -> None:
+    assert ttl_for(6, 600, 60) == 3 * 3 * 600 + 60
+    assert ttl_for(6000, 3600, 60) == 7 * 86400
+    assert ttl_for(1, 1, 0) == 10
+    assert start_by_for(START, 5460, 600) == at(4860)
+
+
+def test_a_reserve_is_a_whole_execution_and_its_share_of_a_cold_start() -> None:
+    assert reserve_for(600, 60, 2, 0.0002) == pytest.approx((600 + 30) * 0.0002)
+
+
+def test_overlapping_executions_of_one_worker_are_paid_once() -> None:
+    starts = {s.execution: s for s in (start(1, when=0, load=5), start(2, 1, when=0), start(3, 2, worker="w2"))}
+    ends = {e.execution: e for e in (end(1, when=20, wall=20), end(2, 1, when=25, wall=20), end(3, 2, when=8, wall=8))}
+    # w1: load from -5 to 0, then 0 to 20 and 5 to 25; w2: 0 to 8
+    assert worker_seconds(starts, ends, 60, at(100)) == pytest.approx(30 + 8)
+
+
+def test_an_execution_without_end_is_charged_its_whole_time_once_that_is_past() -> None:
+    starts = {s.execution: s for s in (start(1, when=0, load=5),)}
+    assert worker_seconds(starts, {}, 60, at(59)) == 0
+    assert worker_seconds(starts, {}, 60, at(60)) == 65
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12))
+def test_the_union_of_intervals_counts_each_second_once(spans: list[tuple[int, int]]) -> None:
+    covered = {second for first, length in spans for second in range(first, first + length)}
+    assert union_length((first, first + length) for first, length in spans) == len(covered)
+
+
+# --- an attempt ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_alone_says_what_an_attempt_is_to_another_client() -> None:
+    assert state_of(make_state(attempt(1, noted=None)), 1, 1) == (AttemptState.INTENDED, None)
+    assert state_of(make_state(attempt(1, noted=None, client="other")), 1, 1, "other") == (AttemptState.UNKNOWN, None)
+    assert state_of(make_state(attempt(1, noted="unknown")), 1, 1) == (AttemptState.UNKNOWN, None)
+    assert state_of(make_state(attempt(1)), 1, 1) == (AttemptState.SENT, None)
+    assert state_of(make_state(attempt(1, noted="rejected", cause="auth")), 1, 1) == (AttemptState.REJECTED, "auth")
+
+
+def test_a_commit_decides_whatever_else_is_said() -> None:
+    dead = replace(attempt(1, noted="dead", cause="failed"))
+    state = make_state(dead, attempt(2), commits={"00000": commit(1)})
+    assert state_of(state, 1, 1) == (AttemptState.WON, None), "a commit that comes late still wins"
+    assert state_of(state, 2, 1) == (AttemptState.LOST, None)
+
+
+def test_another_plans_commit_decides_nothing() -> None:
+    foreign = changed(commit(1), plan="cd" * 32)
+    assert state_of(make_state(attempt(1), commits={"00000": foreign}), 1, 1) == (AttemptState.SENT, None)
+
+
+def test_an_attempt_is_dead_only_after_a_second_look_at_the_commit() -> None:
+    seen = {("me", 1): look(None, JobStatus("FAILED"), at(10))}
+    assert state_of(make_state(attempt(1), looks=seen, now=20), 1, 20)[0] is AttemptState.SENT
+    assert state_of(make_state(attempt(1), looks=seen, now=39), 1, 45)[0] is AttemptState.SENT, "the commits were looked at too early"
+    assert state_of(make_state(attempt(1), looks=seen, now=40), 1, 45) == (AttemptState.DEAD, "failed")
+
+
+def test_the_workers_own_word_is_the_cause() -> None:
+    seen = {("me", 1): look(None, JobStatus("COMPLETED", "input_changed"), at(0))}
+    assert state_of(make_state(attempt(1), looks=seen, now=31), 1, 31) == (AttemptState.DEAD, "input_changed")
+
+
+def test_404_is_unknown_never_dead_and_only_after_two_looks() -> None:
+    once = look(None, JobStatus(None), at(0))
+    assert state_of(make_state(attempt(1), looks={("me", 1): once}, now=60), 1, 60)[0] is AttemptState.SENT
+    state = make_state(attempt(1), looks={("me", 1): look(once, JobStatus(None), at(31))}, now=60)
+    assert state_of(state, 1, 60) == (AttemptState.EXPIRED, "missing")
+    assert survey(state, at(60)).reserved_usd == pytest.approx(0.7), "its cost stays reserved until its ttl"
+    assert survey(state, at(600)).reserved_usd == 0
+
+
+def test_a_job_that_is_found_again_is_not_missing() -> None:
+    seen = look(look(None, JobStatus(None), at(0)), JobStatus("IN_QUEUE"), at(31))
+    assert seen.since is None
+    assert state_of(make_state(attempt(1), looks={("me", 1): seen}, now=100), 1, 100)[0] is AttemptState.SENT
+
+
+def test_past_its_ttl_an_attempt_is_expired_and_free() -> None:
+    state = make_state(attempt(1), now=600)
+    assert state_of(state, 1, 600) == (AttemptState.EXPIRED, "ttl")
+    assert survey(state, at(600)).reserved_usd == 0
+
+
+def test_an_attempt_without_an_answer_is_absent_when_the_endpoint_was_twice_without_any_job() -> None:
+    unknown = attempt(1, noted="unknown")
+    assert state_of(make_state(unknown, empty_since=at(0), now=50), 1, 50)[0] is AttemptState.UNKNOWN
+    assert state_of(make_state(unknown, empty_since=at(0), now=61), 1, 61) == (AttemptState.EXPIRED, "absent")
+
+
+def test_a_start_marker_is_an_answer() -> None:
+    found = fold_starts({("me", 1): attempt(1, noted="unknown")}, [start(1)])
+    assert found["me", 1].job_id == "job-1"
+    state = make_state(found["me", 1], starts=[start(1)])
+    assert state_of(state, 1, 1)[0] is AttemptState.SENT
+    assert survey(state, at(1)).running
+
+
+def test_a_job_that_waits_again_after_its_worker_died_counts_as_queued() -> None:
+    seen = {("me", 1): look(None, JobStatus("IN_QUEUE"), at(20))}
+    state = make_state(attempt(1), starts=[start(1, when=10)], looks=seen)
+    assert survey(state, at(21)).queued_ordinary == 1
+    running = make_state(attempt(1), starts=[start(1, when=10), start(1, when=30, execution=2)], looks=seen)
+    assert survey(running, at(31)).running
+
+
+def test_notes_may_come_in_any_order_and_never_take_a_stronger_one_back() -> None:
+    notes = [
+        AttemptNote(attempt=1, client="me", state="sent", job_id="job-1", at=START),
+        AttemptNote(attempt=1, client="me", state="unknown", at=START),
+        AttemptNote(attempt=1, client="me", state="dead", cause="failed", at=START),
+    ]
+    first = JournalEntry(plan=PLAN_ID, number=0, client="me", at=START, intents=(intent(1),))
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        entry = JournalEntry(plan=PLAN_ID, number=1, client="other", at=START, notes=tuple(notes[i] for i in order))
+        found = fold(fold({}, [first]), [entry])["me", 1]
+        assert (found.noted, found.job_id, found.cause) == ("dead", "job-1", "failed")
+
+
+# --- money ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_each_further_start_marker_reserves_again() -> None:
+    state = make_state(attempt(1), starts=[start(1), start(1, execution=2)])
+    assert survey(state, at(1)).reserved_usd == pytest.approx(2 * 0.7)
+
+
+def test_an_ended_execution_costs_what_it_took() -> None:
+    state = make_state(attempt(1), starts=[start(1)], ends=[end(1, when=10, wall=10)])
+    seen = survey(state, at(11))
+    assert seen.settled_usd == pytest.approx(0.1)
+    assert seen.reserved_usd == 0
+
+
+def test_a_job_that_was_cancelled_in_the_queue_frees_its_reserve_after_a_second_look() -> None:
+    seen = {("me", 1): look(None, JobStatus("CANCELLED"), at(0))}
+    assert survey(make_state(attempt(1), looks=seen), at(29)).reserved_usd == pytest.approx(0.7)
+    assert survey(make_state(attempt(1), looks=seen), at(30)).reserved_usd == 0
+
+
+def test_a_job_that_failed_without_a_start_marker_keeps_its_reserve() -> None:
+    seen = {("me", 1): look(None, JobStatus("FAILED"), at(0))}
+    assert survey(make_state(attempt(1), looks=seen, now=100), at(100)).reserved_usd == pytest.approx(0.7)
+
+
+def test_sending_stops_where_the_next_reserve_would_pass_the_budget() -> None:
+    actions = decide(make_state(rules={"budget_usd": 1.5}), START, TUNING)
+    assert len(sent(actions)) == 2
+    state = make_state(attempt(1), attempt(2, 1), rules={"budget_usd": 1.5})
+    actions = decide(state, START, TUNING)
+    assert not sent(actions)
+    assert isinstance(actions[-1], Wait), "what is out may cost less than its reserve"
+
+
+def test_a_budget_that_nothing_can_free_ends_the_run() -> None:
+    done: dict[str, Commit] = {"00000": commit(1)}
+    state = make_state(
+        attempt(1), commits=done, starts=[start(1)], ends=[end(1, when=50, wall=50)], rules={"budget_usd": 1.0}, now=60
+    )  # fmt: skip
+    finish = decide(state, at(60), TUNING)[-1]
+    assert isinstance(finish, Finish)
+    assert (finish.state, finish.cause) == ("stopped", "budget")
+    assert "$1.00" in finish.reason
+
+
+# --- pace and order ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_jobs_ask_for_the_pace_and_the_rest_is_low_priority() -> None:
+    plan = make_plan(shards=50, pace=3)
+    found = sent(decide(make_state(plan=plan), START, TUNING))
+    assert [i.low_priority for i in found] == [False] * 3 + [True] * 9, "2 x pace x shards per worker are queued"
+
+
+def test_live_workers_need_no_ordinary_jobs() -> None:
+    plan = make_plan(shards=50, pace=3)
+    found = sent(decide(make_state(plan=plan, health=Health(running=2, idle=1, ready=1)), START, TUNING))
+    assert all(i.low_priority for i in found)
+    found = sent(decide(make_state(plan=plan, health=Health(running=1, initializing=1)), START, TUNING))
+    assert sum(not i.low_priority for i in found) == 1
+
+
+def test_request_count_keeps_as_many_ordinary_jobs_outstanding_as_make_the_pace() -> None:
+    plan = make_plan(shards=50, pace=3, scaler="REQUEST_COUNT")
+    found = sent(decide(make_state(plan=plan), START, TUNING))
+    assert [i.low_priority for i in found] == [False] * 6 + [True] * 6
+
+
+@settings(max_examples=150)
+@given(
+    pace=st.integers(1, 5),
+    live=st.integers(0, 6),
+    ordinary=st.integers(0, 6),
+    low=st.integers(0, 12),
+    running=st.integers(0, 4),
+    scaler=st.sampled_from(["QUEUE_DELAY", "REQUEST_COUNT"]),
+)
+def test_sending_never_asks_for_more_workers_than_the_pace_nor_passes_the_window(
+    pace: int, live: int, ordinary: int, low: int, running: int, scaler: str
+) -> None:
+    """Invariant 9, and W."""
+    plan = make_plan(shards=120, pace=pace, workers_max=5, scaler=scaler)
+    flags = [False] * ordinary + [True] * low
+    attempts = [attempt(n + 1, n, low=flag) for n, flag in enumerate(flags)]
+    attempts += [attempt(100 + n, 60 + n) for n in range(running)]
+    state = make_state(
+        *attempts, plan=plan, health=Health(running=live), starts=[start(100 + n, 60 + n, worker=f"w{n}") for n in range(running)]
+    )
+    fresh = sent(decide(state, at(1), TUNING))
+    asked = sum(not i.low_priority for i in fresh)
+    if scaler == "QUEUE_DELAY":
+        assert asked == 0 or max(live, running) + ordinary + asked <= pace
+    else:
+        assert asked == 0 or ordinary + running + asked <= pace * 2
+        assert sum(i.low_priority for i in fresh) + low <= max(pace * 2, low)
+    assert not fresh or len(attempts) + len(fresh) <= window_for(pace, 2)
+    assert len({i.shard for i in fresh} | {a.intent.shard for a in attempts}) == len(fresh) + len(attempts)
+
+
+def test_shards_go_out_in_order_and_failed_ones_after_the_fresh() -> None:
+    dead = attempt(1, 0, noted="dead", cause="failed")
+    found = sent(decide(make_state(dead, plan=make_plan(shards=4)), START, TUNING))
+    assert [i.shard for i in found] == ["00001", "00002", "00003", "00000"]
+    assert [i.attempt for i in found] == [2, 3, 4, 5], "a number is never used twice"
+    (action,) = [a for a in decide(make_state(dead, plan=make_plan(shards=4)), START, TUNING) if isinstance(a, SendIntents)]
+    assert action.again == {"00000"}, "its commit is looked at once more before it is paid again"
+
+
+def test_what_has_no_answer_is_sent_again_last_and_only_after_its_time() -> None:
+    state = make_state(attempt(1, 0, noted="unknown"), plan=make_plan(shards=1))
+    assert not sent(decide(state, at(79), TUNING))
+    assert [i.shard for i in sent(decide(state, at(80), TUNING))] == ["00000"], "executionTimeout and a cold start have passed"
+    with_more = make_state(attempt(1, 0, noted="unknown"), plan=make_plan(shards=2))
+    assert [i.shard for i in sent(decide(with_more, at(200), TUNING))] == ["00001"]
+
+
+def test_an_unanswered_ordinary_job_does_not_keep_workers_away_for_long() -> None:
+    """Found on the emulator: nobody asked for a worker until its ttl."""
+    state = make_state(attempt(1, 0, noted="unknown"), plan=make_plan(shards=2))
+    assert all(i.low_priority for i in sent(decide(state, at(29), TUNING)))
+    assert [i.low_priority for i in sent(decide(state, at(31), TUNING))] == [False]
+
+
+def test_low_priority_work_that_no_worker_comes_for_is_sent_again_as_ordinary_and_then_cancelled() -> None:
+    low = [attempt(n + 1, n, low=True) for n in range(2)]
+    state = make_state(*low, plan=make_plan(shards=2), short_since=at(0))
+    assert not sent(decide(state, at(29), TUNING))
+    (again,) = sent(decide(state, at(30), TUNING))
+    assert (again.shard, again.low_priority) == ("00000", False)
+    after = make_state(*low, attempt(3, 0, sent=30), plan=make_plan(shards=2), short_since=at(0))
+    assert [a.keys for a in decide(after, at(31), TUNING) if isinstance(a, CancelJob)] == [(("me", 1),)]
+
+
+def test_journal_entries_hold_at_most_a_hundred_intents() -> None:
+    plan = make_plan(shards=400, pace=100, workers_max=100)
+    batches = [a for a in decide(make_state(plan=plan), START, TUNING) if isinstance(a, SendIntents)]
+    assert [len(b.intents) for b in batches] == [MAX_INTENTS] * 4
+
+
+def test_an_intent_that_was_not_taken_is_sent_again_while_it_is_fresh_and_replaced_when_it_is_not() -> None:
+    state = make_state(attempt(1, noted=None), plan=make_plan(shards=1))
+    assert [a.keys for a in decide(state, at(59), TUNING) if isinstance(a, SendAgain)] == [(("me", 1),)]
+    (note,) = next(a for a in decide(state, at(60), TUNING) if isinstance(a, NoteOutcome)).notes
+    assert (note.state, note.cause) == ("rejected", "not_sent")
+
+
+def test_children_of_a_split_are_sent_in_their_parents_place() -> None:
+    plan = make_plan(shards=1, rows_per_shard=2)
+    source = plan.shards[0].source
+    children = tuple(Child(shard=name, source=changed(source, rows=(n, n + 1), count=1)) for n, name in enumerate(child_names("00000", 2)))
+    split = SplitCommit(plan=PLAN_ID, shard="00000", children=children, at=START)
+    found = sent(decide(make_state(attempt(1), plan=plan, commits={"00000": split}), START, TUNING))
+    assert [i.shard for i in found] == ["00000.0", "00000.1"]
+
+
+# --- ends ----------------------------------------------------------------------------------------------------------------------------
+
+
+def deaths(count: int, cause: str = "failed", shard: int = 0) -> list[Attempt]:
+    return [attempt(n + 1, shard, noted="dead", cause=cause) for n in range(count)]
+
+
+def test_a_shard_gets_as_many_attempts_as_the_plan_allows() -> None:
+    plan = make_plan(shards=1, max_attempts=3)
+    assert sent(decide(make_state(*deaths(2), plan=plan), START, TUNING))
+    finish = decide(make_state(*deaths(3), plan=plan), START, TUNING)[-1]
+    assert isinstance(finish, Finish)
+    assert (finish.state, finish.cause) == ("failed", "attempts")
+    assert "00000" in finish.reason
+    assert "failed" in finish.reason
+
+
+@pytest.mark.parametrize("cause", ["fenced", "expired", "cancelled", "yielded"])
+def test_deaths_that_are_not_the_shards_fault_are_not_counted(cause: str) -> None:
+    assert sent(decide(make_state(*deaths(9, cause), plan=make_plan(shards=1, max_attempts=3)), START, TUNING))
+
+
+def test_the_other_shards_are_finished_unless_most_fail() -> None:
+    plan = make_plan(shards=9, max_attempts=1)
+    poison = [attempt(n + 1, n, noted="dead", cause="failed") for n in range(3)]
+    assert sent(decide(make_state(*poison[:2], plan=plan), START, TUNING))
+    finish = decide(make_state(*poison, plan=plan), START, TUNING)[-1]
+    assert isinstance(finish, Finish)
+    assert finish.state == "failed"
+    done = {shard_name(n): commit(n + 1, n) for n in range(3, 7)}
+    assert sent(decide(make_state(*poison, plan=plan, commits=dict(done)), START, TUNING))
+
+
+def test_a_complete_run_cancels_what_is_left_and_flushes_its_notes() -> None:
+    plan = make_plan(shards=1)
+    state = make_state(attempt(1), attempt(2), plan=plan, commits={"00000": commit(1)}, unflushed_since=START)
+    cancel, flush, finish = decide(state, at(1), TUNING)
+    assert cancel == CancelJob((("me", 2),))
+    assert flush == FlushNotes()
+    assert isinstance(finish, Finish)
+    assert finish.state == "complete"
+
+
+def test_refused_credentials_pause_but_not_those_of_an_earlier_client() -> None:
+    state = make_state(attempt(1, noted="dead", cause="credentials", sent=5))
+    pause = decide(state, at(10), TUNING)[-1]
+    assert isinstance(pause, Pause)
+    assert pause.cause == "credentials"
+    assert sent(decide(replace(state, started_at=at(6)), at(10), TUNING))
+
+
+@pytest.mark.parametrize("cause", ["auth", "endpoint"])
+def test_a_refused_key_and_an_unknown_endpoint_pause(cause: str) -> None:
+    pause = decide(make_state(attempt(1, noted="rejected", cause=cause)), at(1), TUNING)[-1]
+    assert isinstance(pause, Pause)
+    assert pause.cause == cause
+
+
+def test_a_changed_image_pauses_unless_it_is_allowed() -> None:
+    plan = make_plan(shards=2, image="one")
+    marker = changed(start(1), image="two")
+    state = make_state(attempt(1), plan=plan, starts=[marker])
+    pause = decide(state, at(1), TUNING)[-1]
+    assert isinstance(pause, Pause)
+    assert pause.cause == "image"
+    assert not isinstance(decide(replace(state, rules=replace(state.rules, allow_mixed_image=True)), at(1), TUNING)[-1], Pause)
+
+
+def test_a_deadline_raises_the_epoch_before_anything_is_cancelled() -> None:
+    actions = decide(make_state(attempt(1), rules={"deadline": at(10)}), at(10), TUNING)
+    assert actions[-1] == RaiseEpoch("keep", "deadline")
+    assert not [a for a in actions if isinstance(a, CancelJob)]
+
+
+@pytest.mark.parametrize(("mode", "cancelled"), [("keep", (("me", 2),)), ("stop", (("me", 1), ("me", 2)))])
+def test_keep_lets_running_jobs_finish_and_stop_does_not(mode: str, cancelled: tuple[Any, ...]) -> None:
+    state = make_state(attempt(1), attempt(2, 1), starts=[start(1)], control={"mode": mode, "epoch": 1})
+    actions = decide(state, at(1), TUNING)
+    assert [a.keys for a in actions if isinstance(a, CancelJob)] == [cancelled]
+    assert not sent(actions)
+    assert isinstance(actions[-1], Wait if mode == "keep" else Finish)
+    late = decide(state, at(200), TUNING)[-1]
+    assert isinstance(late, Finish), "keep waits no longer than an execution may take"
+
+
+def test_a_webhook_wakes_a_look_and_nothing_else() -> None:
+    state = make_state(attempt(1), plan=make_plan(shards=1), woken=frozenset({("me", 1), ("me", 77)}))
+    quiet = decide(replace(state, woken=frozenset()), at(1), TUNING)
+    woken = decide(state, at(1), TUNING)
+    assert [a for a in woken if a not in quiet] == [LookAtStatus((("me", 1),))]
+
+
+def test_status_is_asked_once_in_a_while_for_each_job() -> None:
+    state = make_state(attempt(1), plan=make_plan(shards=1))
+    assert not [a for a in decide(state, at(29), TUNING) if isinstance(a, LookAtStatus)]
+    assert [a for a in decide(state, at(30), TUNING) if isinstance(a, LookAtStatus)]
+    looked = replace(state, looks={("me", 1): look(None, JobStatus("IN_QUEUE"), at(30))})
+    assert not [a for a in decide(looked, at(59), TUNING) if isinstance(a, LookAtStatus)]
+
+
+# --- a queue that does not move ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("health", "low", "cause"),
+    [
+        (Health(throttled=2), False, "throttled"),
+        (Health(unhealthy=1), False, "unhealthy"),
+        (Health(initializing=1), False, "initializing"),
+        (Health(), True, "only_low_priority"),
+        (Health(), False, "no_worker_starts"),
+        (Health(running=1), False, "busy"),
+    ],
+)
+def test_a_queue_that_does_not_move_is_named(health: Health, low: bool, cause: str) -> None:
+    state = make_state(attempt(1, low=low, ttl=9000), plan=make_plan(shards=1), health=health)
+    assert not [a for a in decide(state, at(149), TUNING) if isinstance(a, Stall)]
+    (stall,) = [a for a in decide(state, at(150), TUNING) if isinstance(a, Stall)]
+    assert (stall.cause, stall.final) == (cause, False)
+    late = decide(state, at(1800), TUNING)
+    if cause == "busy":
+        assert isinstance(late[-1], Wait), "other work before this run is no reason to give up"
+    else:
+        raised = late[-1]
+        assert isinstance(raised, RaiseEpoch), "jobs that wait are fenced before the client leaves"
+        after = replace(state, control=changed(state.control, mode="keep", epoch=1, reason=raised.reason))
+        actions = decide(after, at(1801), TUNING)
+        assert [a.keys for a in actions if isinstance(a, CancelJob)] == [(("me", 1),)]
+        final = actions[-1]
+        assert isinstance(final, Stall)
+        assert (final.cause, final.final) == (cause, True)
+
+
+def test_what_runs_is_no_stall() -> None:
+    state = make_state(attempt(1, ttl=9000), attempt(2, 1, ttl=9000), starts=[start(1)], health=Health(throttled=1))
+    assert not [a for a in decide(state, at(1000), TUNING) if isinstance(a, Stall)]
+
+
+def test_no_workers_allowed_is_said_at_once_and_nothing_is_sent() -> None:
+    stall = decide(make_state(rules={"workers_max": 0}), START, TUNING)[-1]
+    assert isinstance(stall, Stall)
+    assert (stall.cause, stall.final) == ("no_workers", True)
+
+
+# --- size ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_over_five_thousand_shards_takes_a_moment() -> None:
+    """A tick must not grow into the time between ticks."""
+    plan = make_plan(shards=5000, rows_per_shard=1, pace=50, workers_max=50)
+    done: dict[str, Commit] = {shard_name(n): commit(n + 1, n) for n in range(4700)}
+    state = make_state(
+        *(attempt(n + 1, n) for n in range(5000)),
+        plan=plan,
+        commits=done,
+        starts=[start(n + 1, n, worker=f"w{n % 50}") for n in range(4800)],
+        ends=[end(n + 1, n) for n in range(4700)],
+    )
+    began = time.process_time()
+    actions = decide(state, at(1), TUNING)
+    assert time.process_time() - began < 1.0
+    assert isinstance(actions[-1], Wait)
