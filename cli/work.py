@@ -327,7 +327,7 @@ async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: 
     request = PlanRequest(
         dataset=asked.paths,
         task=asked.task,
-        model=asked.model,
+        model=served_model(stack, asked),
         revision=asked.revision,
         params=dict(asked.params),
         rows=RowOptions(
@@ -355,6 +355,21 @@ async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: 
     for notice in planned.notices:
         progress.note(notice)
     return planned
+
+
+def served_model(stack: Stack, asked: Asked) -> str:
+    """The model as the stack names it: a folder may be named relative to here. The local stack can be told to serve another one."""
+    served = [name for endpoint in stack.facts.endpoints for name in (endpoint.name, endpoint.model)]
+    folder = Path(asked.model).expanduser()
+    if asked.model not in served and folder.is_dir() and str(folder.resolve()) in served:
+        return str(folder.resolve())
+    if asked.model not in served and stack.facts.stack == LOCAL:
+        kind = f"{asked.task}:{asked.model}"
+        raise UsageError(
+            f"the local stack does not serve model '{asked.model}'.",
+            fix=f"Start it with that model: {program()} local down; {program()} local up --model {shlex.quote(kind)}",
+        )
+    return asked.model
 
 
 def check_out(out: str) -> None:

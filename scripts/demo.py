@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -28,10 +29,16 @@ OUT = ROOT / "out" / "demo"
 PROMPT = "Answer briefly: {question}"
 NEW_TOKENS = 24
 STOP_SECONDS = 60
-# Ends the local stack when its standard input does: when this script has finished, or was killed in whatever way.
+# Ends the local stack when its standard input ends: when this script has finished, or was killed in whatever way. On it the script tells
+# which command it is running (a process id, 0 when that has ended), so that a killed script leaves no command behind either.
 KEEPER = """
-import subprocess, sys
-sys.stdin.buffer.read()
+import os, signal, subprocess, sys
+told = [line.strip() for line in sys.stdin.buffer if line.endswith(b"\\n")]
+if told and int(told[-1]):
+    try:
+        os.kill(int(told[-1]), signal.SIGTERM)
+    except ProcessLookupError:
+        pass
 sys.exit(subprocess.run([sys.executable, "-P", "-m", "cli", "local", "down"], stdout=subprocess.DEVNULL).returncode)
 """
 
@@ -48,35 +55,49 @@ def heading(text: str) -> None:
     say(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n== {text}")
 
 
-def nightbatch(*arguments: str, record: bool = True, timeout: float = 900) -> dict[str, Any]:
-    """Run one command of the command line; its progress goes to the screen, its one JSON object comes back."""
-    shown = " ".join(f"'{part}'" if " " in part else part for part in arguments)
-    say(f"$ ./nightbatch {shown}")
-    command = [sys.executable, "-P", "-m", "cli", *arguments, *(["--json"] if record else [])]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=timeout)
-    if done.returncode != 0:
-        raise Failed(f"`nightbatch {arguments[0]}` ended with exit code {done.returncode}.\n{done.stdout.strip()}")
-    if record:
-        return cast(dict[str, Any], json.loads(done.stdout))
-    say(done.stdout.rstrip())
-    return {}
+def show(arguments: Sequence[str]) -> None:
+    say("$ ./nightbatch " + " ".join(f"'{part}'" if " " in part else part for part in arguments))
 
 
 class LocalStack:
-    """The emulator and its S3 server, from `local up` to `local down`."""
+    """The emulator and its S3 server, from `local up` to `local down`, and the commands in between."""
 
-    def __enter__(self) -> dict[str, Any]:
+    def __enter__(self) -> LocalStack:
         self._keeper = subprocess.Popen([sys.executable, "-c", KEEPER], cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
         try:
-            nightbatch("local", "up")
-            return nightbatch("local", "status")
+            self.nightbatch("local", "up")
         except BaseException:
             self.__exit__()
             raise
+        return self
+
+    def nightbatch(self, *arguments: str, record: bool = True) -> dict[str, Any]:
+        """Run one command; its progress goes to the screen, its one JSON object comes back, or its text goes to the screen too."""
+        show(arguments)
+        command = [sys.executable, "-P", "-m", "cli", *arguments, *(["--json"] if record else [])]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+            self._tell(process.pid)
+            try:
+                out, _ = process.communicate()
+            except BaseException:  # from a terminal the command has had the same signal; otherwise it has not
+                process.terminate()
+                raise
+        self._tell(0)
+        if process.returncode != 0:
+            raise Failed(f"`nightbatch {arguments[0]}` ended with exit code {process.returncode}.\n{out.strip()}")
+        if record:
+            return cast(dict[str, Any], json.loads(out))
+        say(out.rstrip())
+        return {}
+
+    def _tell(self, pid: int) -> None:
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(b"%d\n" % pid)
+        self._keeper.stdin.flush()
 
     def __exit__(self, *_: object) -> None:
         heading("6. Stop everything")
-        say("$ ./nightbatch local down")
+        show(["local", "down"])
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         while True:  # it ends by itself; another Ctrl-C does not make that quicker
@@ -98,6 +119,9 @@ def inputs(quick: bool) -> tuple[Path, Path, tuple[str, ...], tuple[str, ...]]:
 
 def worker_environment() -> None:
     """Build the worker's environment, with its own progress on the screen."""
+    if os.environ.get("NIGHTBATCH_WORKER_PYTHON"):
+        say(f"the one of {os.environ['NIGHTBATCH_WORKER_PYTHON']}")
+        return
     command = [sys.executable, "scripts/worker-env"]
     if subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True).returncode == 0:
         say("the worker environment (vLLM on CPU) is there")
@@ -157,21 +181,22 @@ def run_all(quick: bool) -> None:
     installed = time.monotonic()
 
     heading("2. RunPod's stand-in and an S3 server, on this machine")
-    with LocalStack() as status:
+    with LocalStack() as local:
+        status = local.nightbatch("local", "status")
         price = max(endpoint["usd_per_second"] for endpoint in status["endpoints"])
         heading("3. Embed: one vector a definition")
-        vectors = nightbatch(
+        vectors = local.nightbatch(
             "run", relative(str(texts)), "--task", "embed", "--model", "minilm", "--column", "text", "--id-column", "id",
             *few_texts, "--stack", "local", "--out", relative(str(OUT / "texts.parquet")),
         )  # fmt: skip
         heading("4. Generate: one answer a question")
-        answers = nightbatch(
+        answers = local.nightbatch(
             "run", relative(str(questions)), "--task", "generate", "--model", "smollm2", "--prompt", PROMPT, "--id-column", "id",
             "--max-tokens", str(NEW_TOKENS), *few_questions, "--stack", "local", "--out", relative(str(OUT / "answers.jsonl")),
         )  # fmt: skip
         heading("5. Verify, from storage alone")
         for run in (vectors, answers):
-            nightbatch("verify", run["run"], "--stack", "local", "--out", relative(run["out"]), record=False)
+            local.nightbatch("verify", run["run"], "--stack", "local", "--out", relative(run["out"]), record=False)
 
     heading("Summary")
     for line in table([("embed", vectors), ("generate", answers)], price):

@@ -6,13 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cli import policy, work
 from cli.output import say
 from cli.report import Report, plan_lines, plan_record, report_lines, report_record, usd
 from contract.errors import UsageError
-from contract.facts import Stack, StackFacts, StackSecrets, StoreFacts
+from contract.facts import EndpointFacts, Stack, StackFacts, StackSecrets, StoreFacts
 from contract.keys import RunUri
 from contract.models import (
     DatasetFacts,
@@ -187,6 +188,26 @@ def test_what_to_type_next_names_the_stack_as_the_user_did() -> None:
     assert work.Where().options == ""
     assert work.Where("prod").options == " --stack prod"
     assert work.Where("prod", Path("my facts.json")).options == " --stack prod --facts 'my facts.json'"
+
+
+def asked(model: str) -> work.Asked:
+    return work.Asked(paths=("rows.jsonl",), task="embed", model=model)
+
+
+def test_a_model_folder_may_be_named_as_seen_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    endpoint = EndpointFacts(
+        name="mine", id="1", model=str((tmp_path / "model").resolve()), tasks=("embed",), gpu="x", usd_per_second=0, workers_max=1
+    )
+    stack = Stack(msgspec.structs.replace(STACK.facts, endpoints=(endpoint,)), STACK.secrets)
+    assert work.served_model(stack, asked("./model")) == endpoint.model
+    assert work.served_model(stack, asked("mine")) == "mine"
+
+
+def test_a_model_that_the_local_stack_does_not_serve_can_be_started() -> None:
+    with pytest.raises(UsageError, match=r"does not serve model 'org/e5'. Start it .* local up --model embed:org/e5"):
+        work.served_model(STACK, asked("org/e5"))
 
 
 # --- reports -------------------------------------------------------------------------------------------------------------------------
