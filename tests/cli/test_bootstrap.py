@@ -5,6 +5,7 @@ uv is played by a small script, so that nothing is downloaded: what is tested is
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -199,3 +200,20 @@ def test_where_uv_cannot_be_installed_the_missing_package_is_named(
     assert code == 3
     assert expected in err
     assert "UV=/path/to/uv" in err
+
+
+def test_the_wrapper_works_through_a_link_and_from_anywhere(clone: Clone, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "nightbatch", clone.root / "nightbatch")
+    (clone.root / "cli").mkdir()
+    (clone.root / "cli/__main__.py").write_text(
+        "import json, os, sys\nprint(json.dumps([os.getcwd(), sys.argv[1:], os.environ['NIGHTBATCH_PROGRAM']]))\n"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "cli.py").write_text("raise SystemExit('a file of the user was taken for ours')\n")
+    (tmp_path / "bin").mkdir()
+    link = tmp_path / "bin/nightbatch"
+    link.symlink_to("../clone/nightbatch")
+    done = subprocess.run([link, "run", "two words"], cwd=elsewhere, env=clone.environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [str(elsewhere), ["run", "two words"], str(link)]
