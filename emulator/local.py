@@ -40,6 +40,8 @@ PROGRESS: Final = "progress: "
 LocalState = Literal["stopped", "starting", "running"]
 
 _held: Final[list[BinaryIO]] = []
+_LOCK_PATIENCE_S: Final = 1.0
+"""Whoever asks `running` holds the lock for an instant, too: that is not another emulator."""
 
 
 @dataclass(frozen=True)
@@ -245,15 +247,21 @@ def hold(directory: Path) -> None:
     """Take the directory's lock for the life of this process. Raises EmulatorError if another holds it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = open(os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - held until the process ends
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _until(lambda: _locked(lock), _LOCK_PATIENCE_S):
         lock.close()
-        raise EmulatorError("Another emulator runs in this state directory.", where=str(directory), fix="nightbatch local down") from None
+        raise EmulatorError("Another emulator runs in this state directory.", where=str(directory), fix="nightbatch local down")
     lock.truncate(0)
     lock.write(b"%d\n" % os.getpid())
     lock.flush()
     _held.append(lock)  # never closed: the kernel gives the lock back when nothing of this process is left
+
+
+def _locked(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _wait_until_up(

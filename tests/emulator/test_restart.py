@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import sqlite3
@@ -18,6 +19,7 @@ import pytest
 from contract.errors import EmulatorError
 from contract.facts import LocalFile, load_emulator
 from emulator import EmulatorConfig, EndpointConfig, FastClock, Script, WorkerState, local
+from emulator.broker import Broker
 from emulator.emulator import Emulator
 from tests.emulator.kit import HERE, Api, Gate, Receiver, echo, emulated, eventually, processes_of, working
 
@@ -121,6 +123,16 @@ async def test_a_state_of_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EmulatorError, match="format 999"):
         async with emulated(tmp_path, NONE):
             pass
+
+
+async def test_when_its_own_loop_breaks_the_emulator_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(broker: Broker, now: float) -> None:
+        raise ZeroDivisionError
+
+    async with emulated(tmp_path, NONE) as (emulator, _):
+        monkeypatch.setattr(Broker, "tick", breaks)
+        with pytest.raises(EmulatorError, match="ZeroDivisionError"):
+            await asyncio.wait_for(emulator.failed, 10)
 
 
 # --- in the background, in real time ----------------------------------------------------------------------------------
@@ -244,6 +256,21 @@ async def test_an_emulator_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EmulatorError, match="not a SQLite file"):
         await asyncio.to_thread(local.up, config)
     assert local.status(directory).state == "stopped"
+
+
+async def test_asking_whether_it_runs_does_not_keep_it_from_starting(tmp_path: Path) -> None:
+    asked = os.open(tmp_path / "emulator.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(asked, fcntl.LOCK_SH)  # as `running` does, for an instant
+    starting = asyncio.create_task(asyncio.to_thread(local.hold, tmp_path))
+    await asyncio.sleep(0.1)
+    assert not starting.done()
+    os.close(asked)
+    await starting
+    assert local.running(tmp_path) == os.getpid()
+    with pytest.raises(EmulatorError, match="nightbatch local down"):
+        await asyncio.to_thread(local.hold, tmp_path)
+    local._held.pop().close()
+    assert local.running(tmp_path) is None
 
 
 async def test_a_stale_lock_file_of_a_dead_process_does_not_mislead(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from emulator import EndpointConfig, FastClock, Script, WorkerState
+from emulator import Emulator, EndpointConfig, FastClock, Script, WorkerState
 from tests.emulator.kit import Api, Gate, echo, emulated, eventually, working
 
 LAZY = EndpointConfig(name="e", workers_max=3, idle_timeout_s=5, scaler_value=4)
@@ -36,11 +36,14 @@ async def test_queue_delay_starts_one_worker_at_a_time_and_request_count_all_at_
         scripts = {"e": Script(working(60), start_s=10)}
         async with emulated(tmp_path / endpoint.scaler, endpoint, scripts=scripts) as (emulator, api):
             jobs = [await api.run() for _ in range(6)]
-            most = 0
-            while len(emulator.scripted("e").workers) < 3:
-                most = max(most, emulator.endpoint("e").count(WorkerState.INITIALIZING))
-                await asyncio.sleep(0)
-            assert max(most, emulator.endpoint("e").count(WorkerState.INITIALIZING)) == at_once
+            seen: list[int] = []
+
+            def all_there(emulator: Emulator = emulator, seen: list[int] = seen) -> bool:
+                seen.append(emulator.endpoint("e").count(WorkerState.INITIALIZING))
+                return len(emulator.scripted("e").workers) == 3
+
+            await eventually(all_there)
+            assert max(seen) == at_once
             await api.until(jobs[0], "IN_PROGRESS")
 
 
