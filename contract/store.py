@@ -88,6 +88,13 @@ class Store(Protocol):
         """Release connections and threads."""
 
 
+class FolderStore(Store, Protocol):
+    """A store that can tell what stands directly under a prefix without listing everything below it."""
+
+    def folders(self, prefix: str) -> AsyncIterator[str]:
+        """Names directly under the prefix (which ends in /) that have something below them."""
+
+
 async def put_first(store: Store, key: str, data: bytes) -> bytes:
     """Write `data` unless something stands at `key`; return what stands there afterwards: equal to `data` means that this write won.
 
@@ -363,6 +370,24 @@ class S3Store:
                 raise StoreUnavailable("the store repeats one page of a listing for ever.", where=f"s3://{self.bucket}/{prefix}")
             token = following
 
+    async def folders(self, prefix: str) -> AsyncIterator[str]:
+        token: str | None = None
+        while True:
+
+            def page(token: str | None = token) -> Any:
+                more: dict[str, Any] = {"ContinuationToken": token} if token else {}
+                return self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, Delimiter="/", **more)
+
+            answer = await self._call("list", prefix, page)
+            for item in answer.get("CommonPrefixes", ()):
+                yield item["Prefix"][len(prefix) :].rstrip("/")
+            following = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
+            if following is None:
+                return
+            if following == token:
+                raise StoreUnavailable("the store repeats one page of a listing for ever.", where=f"s3://{self.bucket}/{prefix}")
+            token = following
+
     async def delete(self, key: str) -> None:
         await self._call("delete", key, lambda: self._client.delete_object(Bucket=self.bucket, Key=key))
 
@@ -396,6 +421,8 @@ def _translate(error: Exception, what: str, where: str, endpoint_url: str) -> St
             return AlreadyExists(f"the object is there already ({code}).", where=where)
         if code in _DENIED or status in (401, 403):
             return AccessDenied(f"{what} was refused ({code}).", where=where, fix="Check the S3 keys and that they may use this bucket.")
+        if code == "NotImplemented" or status == 501:
+            return StoreError(f"the store does not know this kind of {what} ({code}).", where=where)
         if status >= 500 or code in ("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable") or status == 429:
             return StoreUnavailable(f"{what} failed after retries ({code or status}).", where=where, fix="Try again later.")
         return StoreError(f"{what} failed ({code or status}).", where=where)

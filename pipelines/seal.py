@@ -14,13 +14,14 @@ from typing import Final
 
 from contract.errors import ContractError, InfrastructureError, NotAsWanted, NotFound, PlanMismatch, VerifyFailed
 from contract.keys import RunKeys
-from contract.models import ObjectRef, Plan, Seal, SealedNode, SealPointer, decode, encode
+from contract.models import Commit, ObjectRef, Plan, Seal, SealedNode, SealPointer, decode, encode
 from contract.store import Store, get_or_none, put_first
-from contract.tree import Tree, read_tree
+from contract.tree import Tree, read_commits, read_tree
 
 NAMED: Final = 10
 """So many shards or objects are named in a message."""
 AT_ONCE: Final = 16
+LOOKED_AT_AGAIN: Final = 100
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ async def freeze(store: Store, keys: RunKeys, plan: Plan) -> Sealed:
     """
     if (standing := await read_seal(store, keys, plan)) is not None:
         return standing
-    tree = await read_tree(store, keys, plan)
+    tree = await _settled_tree(store, keys, plan)
     if tree.open:
         raise still_open(plan, tree)
     seal = seal_of(plan, tree)
@@ -53,6 +54,19 @@ async def freeze(store: Store, keys: RunKeys, plan: Plan) -> Sealed:
             "the seal was written and is not there.", where=f"s3://{store.bucket}/{keys.seal()}", fix="Run collect again."
         )
     return standing
+
+
+async def _settled_tree(store: Store, keys: RunKeys, plan: Plan) -> Tree:
+    """The tree of commits. A listing may lag behind a commit: before a run is called incomplete, a few open nodes are asked for by name."""
+    known: dict[str, Commit] = {}
+    while True:
+        tree = await read_tree(store, keys, plan, known)
+        unseen = [leaf.shard for leaf in tree.open if leaf.shard not in known]
+        if not 0 < len(unseen) <= LOOKED_AT_AGAIN:
+            return tree
+        if not (late := await read_commits(store, keys, unseen)):
+            return tree
+        known.update(late)
 
 
 async def read_seal(store: Store, keys: RunKeys, plan: Plan) -> Sealed | None:

@@ -114,16 +114,17 @@ async def test_nothing_is_sealed_while_an_object_that_a_commit_names_is_gone_or_
     assert run.keys.seal() not in run.store.objects.data
 
 
-async def test_an_object_that_the_listing_does_not_show_yet_is_asked_for() -> None:
-    run = await make_run()
+@pytest.mark.parametrize("hidden", ["/parts/00000/", "/errors/", "/commits/00001", "/commits/00001.1"])
+async def test_an_object_that_the_listing_does_not_show_yet_is_asked_for(hidden: str) -> None:
+    run = await make_run(splits=(1,))
 
     class Lagging(MemoryStore):
         async def list(self, prefix: str):  # type: ignore[no-untyped-def]
             async for head in super().list(prefix):
-                if "/parts/00000/" not in head.key:
+                if hidden not in head.key:
                     yield head
 
-    assert len((await freeze(Lagging(run.store.objects), run.keys, run.plan)).seal.nodes) == 3
+    assert len((await freeze(Lagging(run.store.objects), run.keys, run.plan)).seal.nodes) == 4
 
 
 async def test_a_damaged_seal_is_refused() -> None:

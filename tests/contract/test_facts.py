@@ -1,0 +1,156 @@
+"""tests of contract.facts: what a run knows of its stack, from the emulator's file or from a file and the environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.errors import ContractError, EmulatorError, UsageError
+from contract.facts import (
+    API_URL,
+    EndpointFacts,
+    LocalFile,
+    StackFacts,
+    StoreFacts,
+    load_stack,
+    local_facts_path,
+    state_dir,
+)
+from contract.models import S3Config, encode
+
+CLIENT = S3Config(accessId="client-id", accessSecret="client-secret", bucketName="b", endpointUrl="http://127.0.0.1:1")
+WORKER = S3Config(accessId="worker-id", accessSecret="worker-secret", bucketName="b", endpointUrl="http://127.0.0.1:1")
+
+
+def endpoint(name: str = "mini", **changes: Any) -> EndpointFacts:
+    given: dict[str, Any] = {
+        "name": name, "id": f"id-{name}", "model": f"hub/{name}", "tasks": ("embed",), "gpu": "A40",
+        "usd_per_second": 0.0003, "workers_max": 3,
+    }  # fmt: skip
+    return EndpointFacts(**{**given, **changes})
+
+
+FACTS = StackFacts(
+    stack="prod", store=StoreFacts(bucket="b", endpoint_url="https://s3"), endpoints=(endpoint(), endpoint("llm", tasks=("generate",)))
+)
+ENVIRONMENT = {
+    "RUNPOD_API_KEY": "rp-secret",
+    "NIGHTBATCH_S3_ACCESS_KEY_ID": "id",
+    "NIGHTBATCH_S3_SECRET_ACCESS_KEY": "s3-secret",
+}
+
+
+def facts_file(folder: Path, facts: Any = FACTS) -> Path:
+    path = folder / "facts.json"
+    path.write_bytes(encode(facts))
+    return path
+
+
+def test_a_file_and_the_environment_make_a_stack(tmp_path: Path) -> None:
+    stack = load_stack("prod", environ=ENVIRONMENT, facts_file=facts_file(tmp_path))
+    assert stack.facts == FACTS
+    assert stack.facts.api_url == API_URL
+    assert (stack.secrets.s3.bucketName, stack.secrets.s3.endpointUrl) == ("b", "https://s3")
+    assert stack.secrets.worker_s3 == stack.secrets.s3
+    assert load_stack("prod", environ={**ENVIRONMENT, "NIGHTBATCH_FACTS": str(tmp_path / "facts.json")}) == stack
+
+
+def test_the_environment_goes_before_the_file_and_workers_may_have_keys_of_their_own(tmp_path: Path) -> None:
+    environment = {
+        **ENVIRONMENT,
+        "RUNPOD_ENDPOINT_BASE_URL": "http://127.0.0.1:8/v2",
+        "NIGHTBATCH_S3_BUCKET": "other",
+        "NIGHTBATCH_S3_ENDPOINT_URL": "http://127.0.0.1:9",
+        "NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID": "w",
+        "NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY": "w-secret",
+    }
+    stack = load_stack("prod", environ=environment, facts_file=facts_file(tmp_path))
+    assert stack.facts.api_url == "http://127.0.0.1:8/v2"
+    assert stack.facts.store == StoreFacts(bucket="other", endpoint_url="http://127.0.0.1:9")
+    assert (stack.secrets.worker_s3.accessId, stack.secrets.worker_s3.accessSecret, stack.secrets.s3.accessId) == ("w", "w-secret", "id")
+    assert stack.secrets.worker_s3.bucketName == "other"
+
+
+def test_the_environment_can_be_all_that_is_said_of_the_store(tmp_path: Path) -> None:
+    facts = json.loads(encode(FACTS))
+    del facts["store"]
+    environment = {**ENVIRONMENT, "NIGHTBATCH_S3_BUCKET": "e", "NIGHTBATCH_S3_ENDPOINT_URL": "http://e"}
+    assert load_stack("prod", environ=environment, facts_file=facts_file(tmp_path, facts)).facts.store.bucket == "e"
+    with pytest.raises(ContractError, match=r"store"):
+        load_stack("prod", environ=ENVIRONMENT, facts_file=facts_file(tmp_path, facts))
+
+
+def test_every_missing_secret_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_stack("prod", environ={"RUNPOD_API_KEY": ""}, facts_file=facts_file(tmp_path))
+    assert all(name in str(caught.value) for name in ENVIRONMENT)
+
+
+@pytest.mark.parametrize("more", [{"NIGHTBATCH_S3_SESSION_TOKEN": "t"}, {"NIGHTBATCH_S3_ACCESS_KEY_ID": "ASIA123"}])
+def test_temporary_keys_are_refused_with_the_reason(more: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="session token"):
+        load_stack("prod", environ={**ENVIRONMENT, **more}, facts_file=facts_file(tmp_path))
+
+
+def test_a_file_that_is_missing_damaged_or_of_another_stack_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_stack("prod", environ=ENVIRONMENT, facts_file=tmp_path / "none.json")
+    with pytest.raises(UsageError, match="of stack 'prod', not of 'dev'"):
+        load_stack("dev", environ=ENVIRONMENT, facts_file=facts_file(tmp_path))
+    (tmp_path / "facts.json").write_text("{")
+    with pytest.raises(UsageError, match=r"facts\.json: not JSON"):
+        load_stack("prod", environ=ENVIRONMENT, facts_file=tmp_path / "facts.json")
+    with pytest.raises(UsageError, match="nothing is known of stack 'prod'"):
+        load_stack("prod", environ=ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"workers_max": -1}, "workers_max"), ({"usd_per_second": "cheap"}, "usd_per_second"), ({"shards_per_worker": 0}, "shards_per_worker"),
+     ({"scaler": "MAGIC"}, "scaler"), ({"colour": 1}, "colour")],
+)  # fmt: skip
+def test_a_wrong_field_in_the_file_is_named(change: dict[str, Any], field: str, tmp_path: Path) -> None:
+    facts = json.loads(encode(FACTS))
+    facts["endpoints"][0].update(change)
+    with pytest.raises(ContractError, match=field):
+        load_stack("prod", environ=ENVIRONMENT, facts_file=facts_file(tmp_path, facts))
+
+
+def test_the_emulators_stack_is_found_where_it_wrote_it(tmp_path: Path) -> None:
+    environment = {"NIGHTBATCH_HOME": str(tmp_path)}
+    with pytest.raises(EmulatorError, match="nightbatch local up"):
+        load_stack("local", environ=environment)
+    path = local_facts_path(environment)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode(LocalFile(facts=FACTS, api_key="k", s3=CLIENT, worker_s3=WORKER, pid=1)))
+    stack = load_stack("local", environ=environment)
+    assert (stack.facts, stack.secrets.api_key, stack.secrets.worker_s3) == (FACTS, "k", WORKER)
+
+
+def test_state_lies_where_the_user_or_the_system_says() -> None:
+    assert state_dir({"NIGHTBATCH_HOME": "/a", "XDG_STATE_HOME": "/b"}) == Path("/a")
+    assert state_dir({"XDG_STATE_HOME": "/b"}) == Path("/b/nightbatch")
+    assert state_dir({}) == Path.home() / ".local/state/nightbatch"
+
+
+def test_an_endpoint_is_found_by_its_name_or_model_and_its_task() -> None:
+    assert FACTS.endpoint_for("mini", "embed").id == "id-mini"
+    assert FACTS.endpoint_for("hub/llm", "generate").id == "id-llm"
+    with pytest.raises(UsageError, match=r"no endpoint serves model 'mini' for task 'generate'.*mini \(hub/mini: embed\), llm"):
+        FACTS.endpoint_for("mini", "generate")
+    twice = StackFacts(stack="x", store=FACTS.store, endpoints=(endpoint("a", model="m"), endpoint("b", model="m")))
+    with pytest.raises(UsageError, match="more than one endpoint"):
+        twice.endpoint_for("m", "embed")
+    with pytest.raises(UsageError, match="none"):
+        StackFacts(stack="x", store=FACTS.store, endpoints=()).endpoint_for("m", "embed")
+
+
+def test_secrets_are_never_printed_and_facts_hold_none(tmp_path: Path) -> None:
+    stack = load_stack("prod", environ=ENVIRONMENT, facts_file=facts_file(tmp_path))
+    assert set(stack.secrets.values) == {"rp-secret", "s3-secret", "id"}
+    for text in (repr(stack), str(stack), repr(stack.secrets), f"{stack.secrets}"):
+        assert not any(secret in text for secret in ("rp-secret", "s3-secret"))
+    assert b"secret" not in encode(stack.facts)
