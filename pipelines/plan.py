@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -50,7 +51,7 @@ from contract.models import (
 )
 from contract.rows import InputDigest, row_digest
 from contract.store import S3Store, Store, get_or_none, probe_mode, put_first, put_object
-from pipelines.dataset import Reader, find_files, open_reader
+from pipelines.dataset import Reader, Row, find_files, open_reader
 from pipelines.dataset import streams as dataset_streams
 from pipelines.pack import RULES, TOKENS_OUT, pack, row_tokens
 from pipelines.preflight import Scan, preflight
@@ -606,7 +607,21 @@ def _replay(
 ) -> None:
     """In the thread: read the rows again, prove that they are the same, hand over shard after shard."""
     schema, kinds = _schema(reader, scan) if columns else (None, None)
-    rows = reader.rows(lambda *_: None, watch=watch, records=columns)
+    with closing(reader.rows(lambda *_: None, watch=watch, records=columns)) as rows:
+        _pack_rows(rows, reader, scan, plan, folder, schema, kinds, thread, queue)
+
+
+def _pack_rows(
+    rows: Iterator[Row],
+    reader: Reader,
+    scan: Scan,
+    plan: Plan,
+    folder: Path,
+    schema: pa.Schema | None,
+    kinds: dict[str, Kind] | None,
+    thread: _Thread,
+    queue: asyncio.Queue[_Sending | None],
+) -> None:
     compressor = zstandard.ZstdCompressor(level=LEVEL)
     index = 0
     for number, shard in enumerate(plan.shards):
@@ -657,8 +672,8 @@ def _schema(reader: Reader, scan: Scan) -> tuple[pa.Schema, dict[str, Kind] | No
         return json_schema(kinds), kinds
     schemas = []
     for file in reader.files:
-        with reader.source.local(file) as path:
-            schemas.append((file.name, open_parquet(str(path), file.name).schema_arrow))
+        with reader.source.seekable(file) as handle:
+            schemas.append((file.name, open_parquet(handle, file.name).schema_arrow))
     return unify(schemas), {}
 
 

@@ -12,7 +12,8 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -24,7 +25,7 @@ import zstandard
 from contract.errors import BadRow, DatasetError
 from contract.lines import LEVEL
 from contract.rows import row_digest
-from pipelines.dataset.reader import Reader
+from pipelines.dataset.reader import Reader, Row
 from pipelines.dataset.records import FATAL
 from pipelines.dataset.rows import RowProblem
 from pipelines.pack import TokenSample
@@ -53,6 +54,7 @@ class BadRows:
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="nightbatch-bad-")  # noqa: SIM115 (closed by close)
         self._packer = zstandard.ZstdCompressor(level=LEVEL).compressobj()
         self._ended = False
+        self._kept: int | None = None
         self.shown: list[BadRow] = []
         self.codes: Counter[str] = Counter()
         self.fatal: list[BadRow] = []
@@ -72,15 +74,25 @@ class BadRows:
         skipped = SkippedLine(file=row.file, line=line, code=row.code, reason=row.reason, id=problem.custom_id)
         self._file.write(self._packer.compress(msgspec.json.encode(skipped) + b"\n"))
 
+    def cut(self) -> int:
+        """The dataset goes on after the limit: what is added from here on is not part of `compressed`. How many there are until here."""
+        self._file.write(self._packer.flush())
+        self._kept = self._file.tell()
+        self._packer = zstandard.ZstdCompressor(level=LEVEL).compressobj()
+        return self.total
+
     def compressed(self) -> bytes:
-        """All of them as one zstd object of JSON lines; ends the list."""
+        """Those until the cut, if there was one, as one zstd object of JSON lines; ends the list."""
         self._end()
-        return self._file.read()
+        return self._file.read() if self._kept is None else self._file.read(self._kept)
 
     def write_to(self, path: Path) -> None:
         """All of them as plain JSON lines; ends the list."""
         self._end()
-        with path.open("wb") as out, zstandard.ZstdDecompressor().stream_reader(self._file, closefd=False) as reader:
+        with (
+            path.open("wb") as out,
+            zstandard.ZstdDecompressor().stream_reader(self._file, read_across_frames=True, closefd=False) as reader,
+        ):
             shutil.copyfileobj(reader, out)
 
     def _end(self) -> None:
@@ -231,14 +243,15 @@ def scan(
     kinds = ColumnKinds() if columns and reader.format != "parquet" else None
     found = Scan(bad, Digests(), offsets=array("Q") if in_place else None, kinds=kinds)
     try:
-        _fill(found, reader, limit, watch, columns)
+        with closing(reader.rows(found.bad.add, watch=watch)) as rows:
+            _fill(found, reader, rows, limit, watch, columns)
     except BaseException:
         found.close()
         raise
     return found
 
 
-def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int], columns: bool) -> None:
+def _fill(found: Scan, reader: Reader, rows: Iterator[Row], limit: int | None, watch: frozenset[int], columns: bool) -> None:
     table = size = 0
     encode = msgspec.json.Encoder().encode
     watched = not watch and (reader.batch or reader.options.id_column is not None)
@@ -250,12 +263,12 @@ def _fill(found: Scan, reader: Reader, limit: int | None, watch: frozenset[int],
     index = sampled = 0
     file = -1
     flushed = _FLUSH
-    for place, _, offset, custom_id, line, most, record, read in reader.rows(found.bad.add, watch=watch):
+    for place, _, offset, custom_id, line, most, record, read in rows:
         if watched:
             hashes(hash(custom_id))
         if index >= end:
             if not found.rest_rows:
-                found.skipped = found.bad.total
+                found.skipped = found.bad.cut()
             found.rest_rows += 1
             found.rest_bytes += len(line)
             continue
@@ -299,10 +312,8 @@ def _crc_of_files(reader: Reader) -> tuple[int, int]:
     """Parquet: the files' bytes stand for their columns, because values have no canonical bytes across Arrow's versions."""
     table = size = 0
     for file in reader.files:
-        with reader.source.local(file) as path, path.open("rb") as handle:
-            while chunk := handle.read(1 << 20):
-                reader.source.check()
-                table, size = crc32(chunk, table), size + len(chunk)
+        for chunk in reader.source.whole(file):
+            table, size = crc32(chunk, table), size + len(chunk)
     return table, size
 
 

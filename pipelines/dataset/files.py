@@ -29,6 +29,8 @@ _FORMATS: Final[dict[str, Format]] = {
 _COMPRESSIONS: Final[dict[str, Compression]] = {"gz": "gz", "gzip": "gz", "zst": "zst", "zstd": "zst"}
 _WILD: Final = re.compile(r"[*?\[]")
 _HEAD: Final = 4096
+LOOKS: Final = 8
+"""Files that are looked into at once."""
 _READS: Final = "JSON lines (.jsonl), CSV (.csv, .tsv) and Parquet (.parquet) can be read; the first two also as .gz and .zst."
 
 
@@ -71,7 +73,18 @@ async def find_files(named: Sequence[str], open_bucket: OpenBucket) -> tuple[Dat
         if item.identity in seen:
             raise DatasetError("is named twice, and its rows would be sent twice.", where=item.name, fix="Name each file once.")
         seen.add(item.identity)
-    files = [file for item in found if (file := await _classify(item)) is not None]
+    gate = asyncio.Semaphore(LOOKS)
+
+    async def look(item: _Found) -> DataFile | None:
+        async with gate:
+            return await _classify(item)
+
+    files: list[DataFile] = []
+    for looked in await asyncio.gather(*map(look, found), return_exceptions=True):
+        if isinstance(looked, BaseException):
+            raise looked
+        if looked is not None:
+            files.append(looked)
     if not files:
         raise DatasetError("holds no file that can be read.", where=", ".join(named), fix=_READS)
     formats = sorted({file.format for file in files})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -74,7 +74,7 @@ class Reader:
     def format(self) -> Literal["jsonl", "csv", "parquet"]:
         return self.files[0].format
 
-    def rows(self, on_bad: OnBad, *, watch: frozenset[int] = frozenset(), records: bool = False) -> Iterator[Row]:
+    def rows(self, on_bad: OnBad, *, watch: frozenset[int] = frozenset(), records: bool = False) -> Generator[Row, None, None]:
         """Every good row in order. `watch`: hashes of ids that may stand twice; the second row of an id is bad. `records`: with them."""
         if self.batch:
             maker = BatchRows(self.task, self.models)
@@ -192,8 +192,8 @@ class Reader:
         index = 0
         needed = list(make.columns)
         for place, file in enumerate(self.files):
-            with self.source.local(file) as path:
-                table = open_parquet(str(path), file.name)
+            with self.source.seekable(file) as handle:
+                table = open_parquet(handle, file.name)
                 check_columns(self.options, table.schema_arrow.names, file.name)
                 for first, batch in parquet_batches(table, None if whole else needed):
                     self.source.check()
@@ -270,8 +270,8 @@ def open_reader(
             if columns:
                 break
     else:
-        with source.local(first) as path:
-            columns = tuple(open_parquet(str(path), first.name).schema_arrow.names)
+        with source.seekable(first) as handle:
+            columns = tuple(open_parquet(handle, first.name).schema_arrow.names)
     if not batch and (columns or first.format == "parquet"):
         options = resolve_options(options, task, columns, where)
         if first.format != "jsonl":

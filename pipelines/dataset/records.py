@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from contract.errors import DatasetError
 from contract.rows import MAX_ROW_BYTES
@@ -127,20 +127,20 @@ def same_columns(columns: Sequence[str], first: Sequence[str], name: str, first_
     raise DatasetError(f"its columns are not those of {first_name}: it {text}.", where=name, fix="Run files of different columns apart.")
 
 
-def open_parquet(path: str, name: str) -> pq.ParquetFile:
+def open_parquet(file: BinaryIO, name: str) -> pq.ParquetFile:
     """Raises DatasetError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path, pre_buffer=False, memory_map=False)
+        table = pq.ParquetFile(file, pre_buffer=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise DatasetError(f"cannot be read as Parquet ({_first_line(error)}).", where=name) from None
-    names = file.schema_arrow.names
+    names = table.schema_arrow.names
     twice = [column for place, column in enumerate(names) if column in names[:place]]
     if twice:
         raise DatasetError(f"two columns are called `{twice[0]}`.", where=name, fix="Give every column its own name.")
-    return file
+    return table
 
 
 def parquet_batches(file: pq.ParquetFile, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch | RowProblem]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
+import dataclasses
+import io
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import zstandard
 
@@ -26,6 +26,8 @@ CHUNK: Final = 1 << 18
 _ZSTD_FEED: Final = 1024
 """Compressed bytes a step: zstd has no limit of output a call (up to 128 kB for 4 bytes), so that it is fed in small sips."""
 _MAX_WINDOW: Final = 1 << 27
+T = TypeVar("T")
+_READ_AHEAD: Final = 1 << 20
 BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -51,17 +53,21 @@ class Source:
         return stored
 
     @contextlib.contextmanager
-    def local(self, file: DataFile) -> Iterator[Path]:
-        """A path for readers that need to seek (Parquet); an object in S3 is copied into a temporary file first."""
+    def seekable(self, file: DataFile) -> Iterator[BinaryIO]:
+        """The file for readers that jump in it (Parquet); of an object in S3 only the bytes that they want are fetched."""
         if file.path is not None:
-            yield file.path
-            return
-        with tempfile.TemporaryDirectory(prefix="nightbatch-") as folder:
-            copy = Path(folder) / "copy"
-            with copy.open("wb") as out:
-                for chunk in self._stored(file):
-                    out.write(chunk)
-            yield copy
+            try:
+                handle: BinaryIO = file.path.open("rb")
+            except OSError as error:
+                raise DatasetError(f"cannot be read ({error.strerror}).", where=file.name) from None
+        else:
+            handle = cast(BinaryIO, io.BufferedReader(_ObjectFile(self, file), _READ_AHEAD))
+        with handle:
+            yield handle
+
+    def whole(self, file: DataFile) -> Iterator[bytes]:
+        """The file's bytes as they are stored, again: they do not count as progress."""
+        return dataclasses.replace(self, read=None)._stored(file)
 
     def _stored(self, file: DataFile) -> Iterator[bytes]:
         for chunk in self._disk(file) if file.path is not None else self._bucket(file):
@@ -87,16 +93,72 @@ class Source:
     def _bucket(self, file: DataFile) -> Iterator[bytes]:
         assert file.store is not None
         assert file.key is not None
-        if self.loop is None:
-            raise DatasetError("is in S3, and this reader has no way to it.", where=file.name)
         stream = file.store.read(file.key)
         try:
-            while (chunk := asyncio.run_coroutine_threadsafe(_following(stream), self.loop).result()) is not None:
+            while (chunk := self.fetch(_following(stream))) is not None:
                 yield chunk
         finally:
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                asyncio.run_coroutine_threadsafe(close(), self.loop).result()
+            self._close(stream)
+
+    def fetch(self, work: Coroutine[Any, Any, T]) -> T:
+        """From the thread: run a coroutine on the loop, and wait for it."""
+        if self.loop is None:
+            work.close()
+            raise DatasetError("this reader has no way to objects in S3.")
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def _close(self, stream: AsyncIterator[bytes]) -> None:
+        """Also where an exception kept this generator alive until the loop's own thread drops it, which must not wait for itself."""
+        close = getattr(stream, "aclose", None)
+        if close is None or self.loop is None or self.loop.is_closed():
+            return
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        closing = asyncio.run_coroutine_threadsafe(close(), self.loop)
+        if here is not self.loop:
+            closing.result()
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object in S3 as a file that can be read from any place; each read is one request."""
+
+    def __init__(self, source: Source, file: DataFile) -> None:
+        self._source = source
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._source.check()
+        stop = min(self._file.size, self._at + len(buffer))
+        if stop <= self._at:
+            return 0
+        data = self._source.fetch(self._range(self._at, stop))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        if self._source.read is not None:
+            self._source.read(len(data))
+        return len(data)
+
+    async def _range(self, start: int, stop: int) -> bytes:
+        assert self._file.store is not None
+        assert self._file.key is not None
+        return b"".join([chunk async for chunk in self._file.store.read(self._file.key, start, stop)])
 
 
 async def _following(stream: AsyncIterator[bytes]) -> bytes | None:

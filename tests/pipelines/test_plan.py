@@ -4,9 +4,11 @@ from __future__ import annotations
 import asyncio
 import csv
 import datetime
+import gc
 import gzip
 import io
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from contract.errors import AccessDenied, DatasetError, PlanMismatch, StoreUnavailable, UsageError
 from contract.lines import decompress_lines
-from contract.memory import Objects
+from contract.memory import MemoryStore, Objects
 from contract.models import EndMarker, PhaseSeconds, Plan, RowOptions, StoreMode, decode
 from contract.store import Store
 from pipelines.plan import PlanEvent, PlannedRun, PlanRequest, compare, plan_run
@@ -32,13 +34,13 @@ def house() -> House:
 
 @pytest.fixture
 def batch(tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "reviews.jsonl", [embed_line(f"r{i}", f"Review number {i}.") for i in range(500)])
+    return write_jsonl(tmp_path / "reviews.jsonl", [embed_line(f"r{i}", f"Review number {i}.") for i in range(1000)])
 
 
 async def test_every_row_of_the_file_is_in_an_input_object_byte_for_byte(house: House, batch: Path) -> None:
     planned = await house.plan(batch)
     assert house.lines(planned.plan) == batch.read_bytes().splitlines()
-    assert planned.plan.dataset.rows == 500
+    assert planned.plan.dataset.rows == 1000
     assert len(planned.plan.shards) > 1
 
 
@@ -116,14 +118,14 @@ async def test_one_altered_row_is_another_plan_and_compare_says_so(house: House,
     base = (await house.plan(batch, dry_run=True)).plan
     batch.write_bytes(batch.read_bytes().replace(b"number 7.", b"number 8."))
     other = (await house.plan(batch, dry_run=True)).plan
-    assert compare(base, other) == ("The dataset's 500 rows are not the same ones as in the plan.",)
+    assert compare(base, other) == ("The dataset's 1000 rows are not the same ones as in the plan.",)
 
 
 async def test_compare_names_what_changed(house: House, batch: Path) -> None:
     base = (await house.plan(batch, dry_run=True)).plan
     other = (await house.plan(batch, dry_run=True, params={"dimensions": 64}, revision="v2", rows=RowOptions(limit=10))).plan
     text = " ".join(compare(base, other))
-    assert "500 rows in the plan, and has 10 now" in text
+    assert "1000 rows in the plan, and has 10 now" in text
     assert "--limit was None in the plan, and is 10 now" in text
     assert "Parameter `dimensions`" in text
     assert "revision" in text
@@ -208,7 +210,7 @@ async def test_a_store_that_fails_ends_the_planning_without_a_plan(house: House,
             PlanRequest(dataset=(str(batch),), task="embed", model="minilm", rows_per_shard=20), house.stack, store, house.store()
         )
     assert not any(key.endswith("plan.json") for key in house.objects.data)
-    assert (await house.plan(batch)).plan.dataset.rows == 500
+    assert (await house.plan(batch)).plan.dataset.rows == 1000
 
 
 # --- in place ------------------------------------------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ async def test_lines_that_the_worker_would_read_otherwise_are_copied(house: Hous
     house.objects.data["data/reviews.jsonl"] = damage(batch.read_bytes())
     planned = await house.plan("s3://memory/data/reviews.jsonl")
     assert all("/input/" in s.source.uri for s in planned.plan.shards), name
-    assert len(house.lines(planned.plan)) == 500
+    assert len(house.lines(planned.plan)) == 1000
 
 
 async def test_a_mark_blank_lines_and_a_missing_last_newline_do_not_hinder_reading_in_place(house: House, batch: Path) -> None:
@@ -265,7 +267,7 @@ async def test_a_key_that_readers_may_read_differently_is_copied(house: House, b
     house.objects.data[key] = batch.read_bytes()
     planned = await house.plan(f"s3://memory/{key}")
     assert "/input/" in planned.plan.shards[0].source.uri
-    assert len(house.lines(planned.plan)) == 500
+    assert len(house.lines(planned.plan)) == 1000
 
 
 async def test_a_dataset_in_another_bucket_is_copied(house: House, batch: Path) -> None:
@@ -273,6 +275,41 @@ async def test_a_dataset_in_another_bucket_is_copied(house: House, batch: Path) 
     planned = await house.plan("s3://elsewhere/x/reviews.jsonl")
     assert "/input/" in planned.plan.shards[0].source.uri
     assert house.lines(planned.plan) == batch.read_bytes().splitlines()
+
+
+async def test_tables_in_a_bucket_are_read_where_they_are(house: House, tmp_path: Path) -> None:
+    table = pa.table({"text": [f"text {i}" for i in range(5000)], "n": range(5000)})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=1000)
+    house.objects.data["data/t.parquet"] = (tmp_path / "t.parquet").read_bytes()
+    planned = await house.plan("s3://memory/data/t.parquet")
+    assert columns_of(house, planned).equals(table)
+    assert planned.plan.plan_id == (await House().plan(tmp_path / "t.parquet")).plan.plan_id
+
+
+async def test_a_stream_that_an_error_leaves_open_blocks_nobody(house: House) -> None:
+    house.objects.data["data/t.csv"] = b"id,id\na,b\n" * 200_000
+    for _ in range(3):
+        with pytest.raises(DatasetError, match="called `id`") as caught:
+            await asyncio.wait_for(house.plan("s3://memory/data/t.csv"), 30)
+        del caught
+        gc.collect()  # drops the stream on the loop's own thread
+
+
+async def test_a_bucket_that_fails_in_the_middle_of_a_file_ends_the_planning(house: House, batch: Path) -> None:
+    class Failing(MemoryStore):
+        async def read(self, key: str, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+            async for chunk in super().read(key, start, stop):
+                yield chunk[:1000]
+                if stop is None:
+                    raise StoreUnavailable("broke off")
+
+    house.buckets["elsewhere"] = Objects({"t.jsonl": batch.read_bytes()})
+    request = PlanRequest(dataset=("s3://elsewhere/t.jsonl",), task="embed", model="minilm")
+    with pytest.raises(StoreUnavailable):
+        await plan_run(
+            request, house.stack, house.store(), house.store(), open_bucket=lambda name: Failing(house.buckets[name], bucket=name)
+        )
+    assert house.objects.data == {}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
@@ -428,7 +465,18 @@ async def test_a_limit_plans_the_first_rows_and_prices_them_all(house: House, ba
     assert planned.rest_rows == 450
     assert planned.whole is not None
     assert planned.whole.tokens_in == pytest.approx(10 * planned.plan.estimate.tokens_in, rel=0.05)
-    assert any("trial of 50 rows of 500" in notice for notice in planned.notices)
+    assert any("trial of 50 rows of 1000" in notice for notice in planned.notices)
+
+
+async def test_a_trial_lists_only_its_own_skipped_rows(house: House, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", [embed_line("a"), [1], embed_line("b"), embed_line("c"), [2], [3]])
+    planned = await house.plan(path, rows=RowOptions(limit=2, on_bad_row="skip"))
+    reference = planned.plan.dataset.skipped_object
+    assert reference is not None
+    lines = [json.loads(line) for line in decompress_lines(house.objects.data[reference.key], where="skipped")]
+    assert [line["line"] for line in lines] == [2]
+    assert planned.plan.dataset.skipped == 1
+    assert any("2 more bad rows follow" in notice for notice in planned.notices)
 
 
 async def test_a_bad_row_after_the_limit_is_found_before_the_trial_is_paid(house: House, tmp_path: Path) -> None:
@@ -439,7 +487,7 @@ async def test_a_bad_row_after_the_limit_is_found_before_the_trial_is_paid(house
 
 async def test_a_limit_larger_than_the_dataset_is_no_trial(house: House, batch: Path) -> None:
     planned = await house.plan(batch, rows=RowOptions(limit=5000))
-    assert (planned.whole, planned.rest_rows, planned.plan.dataset.rows) == (None, 0, 500)
+    assert (planned.whole, planned.rest_rows, planned.plan.dataset.rows) == (None, 0, 1000)
 
 
 async def test_the_name_of_a_hosted_model_travels_along_and_the_plan_says_which_model_answers(house: House, tmp_path: Path) -> None:
