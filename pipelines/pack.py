@@ -38,15 +38,16 @@ class PackRules:
     most_us: int = 120_000_000
     most_rows: int = 2048
     most_bytes: int = 32 << 20
-    few_rows: int = 32
-    """A shard of a small dataset keeps at least so many: fewer do not fill a batch of continuous batching."""
+    few_rows: int = 128
+    """About how many a shard of a small dataset keeps. Two shards of it, which a worker computes at once, fill vLLM's batch of 256 rows;
+    and the runpod SDK takes no more jobs a second than a worker may have at once (measured), so smaller shards would starve it."""
     spread: int = 64
     """Shards that a small dataset is cut into at most on account of sharing it."""
 
 
 RULES: Final[dict[TaskKind, PackRules]] = {
     "generate": PackRules(us_per_token_in=100, us_per_token_out=1000),
-    "embed": PackRules(us_per_token_in=20, us_per_token_out=0, most_rows=8192, few_rows=128),
+    "embed": PackRules(us_per_token_in=20, us_per_token_out=0, most_rows=8192, few_rows=512),
 }
 TOKENS_OUT: Final = 256
 """Output tokens of a row that says no limit, neither in its body nor in the task's parameters."""
@@ -136,7 +137,7 @@ def pack(
     cost = np.concatenate(([0], np.cumsum(tokens_in * rules.us_per_token_in + tokens_out * rules.us_per_token_out + 1)))
     size = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     total = int(cost[-1])
-    small = max(1, min(rules.spread, count // rules.few_rows))
+    small = max(1, min(rules.spread, (count + rules.few_rows // 2) // rules.few_rows))
     target = max(1, min(rules.most_us, -(-total // small)))
     shards: list[tuple[int, int]] = []
     edges = sorted({0, count, *(b for b in breaks if 0 < b < count)})

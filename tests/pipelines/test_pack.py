@@ -78,7 +78,14 @@ def test_shards_of_equal_rows_are_of_equal_size() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rows", "least", "most"),
-    [("embed", 2000, 8, 20), ("generate", 200, 4, 8), ("generate", 10, 1, 1), ("embed", 100, 1, 1), ("generate", 50_000, 64, 300)],
+    [
+        ("embed", 2400, 5, 5),
+        ("generate", 200, 2, 2),
+        ("generate", 1200, 9, 9),
+        ("generate", 10, 1, 1),
+        ("embed", 100, 1, 1),
+        ("generate", 50_000, 64, 300),
+    ],
 )
 def test_small_datasets_are_shared_out_and_tiny_ones_are_not(kind: TaskKind, rows: int, least: int, most: int) -> None:
     shards = cut([300] * rows, 24, RULES[kind])
@@ -92,11 +99,11 @@ def test_rows_with_long_answers_make_smaller_shards() -> None:
 
 
 def test_a_rows_own_limit_of_output_weighs(tmp_path: Path) -> None:
-    rows = [chat_line(f"r{i}", max_tokens=2000 if i < 500 else 10) for i in range(1000)]
+    rows = [chat_line(f"r{i}", max_tokens=2000 if i < 2000 else 10) for i in range(4000)]
     found = cut_file(write_jsonl(tmp_path / "t.jsonl", rows), TaskSpec(kind="generate", model="m"))
     sizes = [shard.stop - shard.start for shard in found.shards]
     assert sizes[-1] > 10 * max(sizes[:-1])
-    assert found.work.out_high == 500 * 2000 + 500 * 10
+    assert found.work.out_high == 2000 * 2000 + 2000 * 10
 
 
 def test_parameters_of_the_task_are_the_limit_of_rows_that_say_none(tmp_path: Path) -> None:

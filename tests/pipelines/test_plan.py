@@ -118,14 +118,14 @@ async def test_one_altered_row_is_another_plan_and_compare_says_so(house: House,
     base = (await house.plan(batch, dry_run=True)).plan
     batch.write_bytes(batch.read_bytes().replace(b"number 7.", b"number 8."))
     other = (await house.plan(batch, dry_run=True)).plan
-    assert compare(base, other) == ("The dataset's 1000 rows are not the same ones as in the plan.",)
+    assert compare(base, other) == ("The dataset's 1,000 rows are not the same ones as in the plan.",)
 
 
 async def test_compare_names_what_changed(house: House, batch: Path) -> None:
     base = (await house.plan(batch, dry_run=True)).plan
     other = (await house.plan(batch, dry_run=True, params={"dimensions": 64}, revision="v2", rows=RowOptions(limit=10))).plan
     text = " ".join(compare(base, other))
-    assert "1000 rows in the plan, and has 10 now" in text
+    assert "1,000 rows in the plan, and has 10 now" in text
     assert "--limit was None in the plan, and is 10 now" in text
     assert "Parameter `dimensions`" in text
     assert "revision" in text
@@ -462,10 +462,10 @@ async def test_skipped_rows_are_an_object_of_the_run(house: House, tmp_path: Pat
 async def test_a_limit_plans_the_first_rows_and_prices_them_all(house: House, batch: Path) -> None:
     planned = await house.plan(batch, rows=RowOptions(limit=50))
     assert house.lines(planned.plan) == batch.read_bytes().splitlines()[:50]
-    assert planned.rest_rows == 450
+    assert planned.rest_rows == 950
     assert planned.whole is not None
-    assert planned.whole.tokens_in == pytest.approx(10 * planned.plan.estimate.tokens_in, rel=0.05)
-    assert any("trial of 50 rows of 1000" in notice for notice in planned.notices)
+    assert planned.whole.tokens_in == pytest.approx(20 * planned.plan.estimate.tokens_in, rel=0.05)
+    assert any("trial of 50 rows of 1,000" in notice for notice in planned.notices)
 
 
 async def test_a_trial_lists_only_its_own_skipped_rows(house: House, tmp_path: Path) -> None:
