@@ -134,7 +134,7 @@ def prepare(python: Path, model: str) -> None:
     """Make the model's folder now if it has to be made, so that no worker does it on the clock."""
     from contract.errors import UsageError
 
-    done = subprocess.run(
+    with subprocess.Popen(
         [str(python), "-m", "worker.models", "resolve", model],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
@@ -142,9 +142,14 @@ def prepare(python: Path, model: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    ) as process:
+        assert process.stderr is not None
+        last = "no message"
+        for line in process.stderr:
+            last = line.strip() or last
+            if line.startswith("worker: "):  # such as "making the model folder"; what libraries say stays out
+                say(line.removeprefix("worker: ").rstrip())
+    if process.returncode != 0:
         raise UsageError(f"the model cannot be used ({last}).", where=f"--model {model}")
 
 
