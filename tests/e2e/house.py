@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from contract.facts import Stack
 from contract.keys import RunKeys, RunUri
 from contract.lines import decompress_lines
@@ -25,8 +23,11 @@ from contract.models import Intent, JournalEntry, Plan, decode
 from contract.store import S3Store
 from emulator import EmulatorConfig, EndpointConfig, local
 from tests.emulator.kit import processes_of
+from worker.models import cache_root
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = cache_root()
+"""Environments and models are shared with the person who runs the tests: they are large, and the same for all."""
 T = TypeVar("T")
 PATIENCE_S = 60.0
 EVERY = 1_000_000
@@ -186,6 +187,10 @@ class House:
     config: EmulatorConfig
     gate: Gate
     started: list[Started] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    """Runs of earlier tests."""
+    _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    _store: S3Store | None = None
 
     @property
     def state(self) -> Path:
@@ -218,7 +223,7 @@ class House:
     # -- the command line
 
     def environment(self, **more: str) -> dict[str, str]:
-        return {**os.environ, "NIGHTBATCH_HOME": str(self.home), "HOME": str(self.home), **more}
+        return {**os.environ, "NIGHTBATCH_HOME": str(self.home), "HOME": str(self.home), "NIGHTBATCH_CACHE": str(CACHE), **more}
 
     def start(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Started:
         """Start a command of the command line."""
@@ -264,14 +269,20 @@ class House:
     # -- the bucket
 
     def with_store(self, work: Callable[[S3Store], Awaitable[T]]) -> T:
-        async def body() -> T:
-            store = S3Store(self.stack.secrets.s3)
-            try:
-                return await work(store)
-            finally:
-                await store.close()
+        """Do something with the bucket, with the client's keys. Address and keys stay the same over the emulator's restarts."""
+        if self._store is None:
+            self._store = S3Store(self.stack.secrets.s3)
+        return self._runner.run(_await(work(self._store)))
 
-        return asyncio.run(body())
+    def close(self) -> None:
+        if self._store is not None:
+            self._runner.run(self._store.close())
+            self._store = None
+        self._runner.close()
+
+    def committed(self, run: str) -> set[str]:
+        """Shards that have a commit."""
+        return {key.rsplit("/", 1)[-1].removesuffix(".json") for key in self.keys(RunUri.parse(run).keys.commits_prefix())}
 
     def keys(self, prefix: str = "") -> list[str]:
         async def work(store: S3Store) -> list[str]:
@@ -293,19 +304,15 @@ class House:
 
         self.with_store(work)
 
-    def run_uri(self) -> str | None:
-        """The one run that has jobs under way or done: the last that was planned."""
+    def runs(self) -> set[str]:
+        """Addresses of all runs that are planned."""
         plans = [key for key in self.keys("runs/") if key.endswith("/plan.json")]
-        found = {f"s3://{self.config.bucket}/{key.removesuffix('/plan.json')}" for key in plans}
-        fresh = found - self.seen
-        return fresh.pop() if fresh else None
+        return {f"s3://{self.config.bucket}/{key.removesuffix('/plan.json')}" for key in plans}
 
-    seen: set[str] = field(default_factory=set)
-    """Runs of earlier tests."""
-
-    def remember_runs(self) -> None:
-        plans = [key for key in self.keys("runs/") if key.endswith("/plan.json")]
-        self.seen = {f"s3://{self.config.bucket}/{key.removesuffix('/plan.json')}" for key in plans}
+    def new_run(self) -> str:
+        """The run that this test has planned."""
+        (run,) = eventually(lambda: self.runs() - self.seen, "the run is planned")
+        return run
 
 
 @dataclass(frozen=True)
@@ -390,9 +397,10 @@ def standing(house: House) -> Iterator[House]:
     finally:
         house.gate.open()
         house.end_commands()
+        house.close()
         house.down()
         eventually(lambda: not processes_of(house.home), "no process of the house is left", 20)
 
 
-def encode_json(value: Any) -> bytes:
-    return msgspec.json.encode(value)
+async def _await(work: Awaitable[T]) -> T:
+    return await work
