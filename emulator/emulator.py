@@ -277,7 +277,8 @@ class Emulator:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        (self._directory / FACTS).unlink(missing_ok=True)
+        if self._state is not None:  # else the directory is another emulator's
+            (self._directory / FACTS).unlink(missing_ok=True)
         await asyncio.gather(*(endpoint.fleet.close(graceful) for endpoint in self._endpoints.values()))
         if self._runner is not None:
             await self._runner.cleanup()
@@ -319,9 +320,7 @@ class Emulator:
 
     def _metered(self, endpoint: str, worker: Worker, meter: Meter) -> None:
         if self._state is not None:
-            self._state.worker_saved(
-                WorkerBill(worker.id, endpoint, meter.startup_s, meter.execution_s, meter.idle_s, worker.handle is None)
-            )
+            self._state.worker_saved(WorkerBill(worker.id, endpoint, meter.startup_s, meter.execution_s, meter.idle_s))
 
     # --- inside: the parts ----------------------------------------------------------------------------------------
 

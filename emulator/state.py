@@ -55,7 +55,6 @@ class WorkerBill(msgspec.Struct, frozen=True):
     startup_s: float
     execution_s: float
     idle_s: float
-    stopped: bool
 
 
 class State:

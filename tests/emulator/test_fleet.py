@@ -81,6 +81,9 @@ class Site:
         (worker,) = self.fleet.workers
         return worker
 
+    def count(self) -> int:
+        return len(self.fleet.workers)
+
     def state(self) -> WorkerState:
         return self.worker.state
 
@@ -100,7 +103,7 @@ async def site() -> AsyncIterator[Site]:
 async def test_a_life_of_a_worker_is_billed_to_the_second(site: Site) -> None:
     site.submit()
     await site.passes(4)
-    assert len(site.fleet.workers) == 0  # it has waited 4 s, not longer
+    assert site.count() == 0  # it has waited 4 s, not longer
     await site.passes(1)
     assert site.state() is WorkerState.INITIALIZING
     await site.passes(59)
@@ -117,9 +120,9 @@ async def test_a_life_of_a_worker_is_billed_to_the_second(site: Site) -> None:
     site.broker.done(worker.id, job.id, b"{}", site.clock.time())
     assert site.state() is WorkerState.IDLE
     await site.passes(5)
-    assert len(site.fleet.workers) == 1  # told to leave, but not yet gone
+    assert site.count() == 1  # told to leave, but not yet gone
     await site.clock.advance(0)
-    assert len(site.fleet.workers) == 0
+    assert site.count() == 0
     assert site.fleet.bill() == Bill(workers=1, startup_s=30.0, execution_s=12.5, idle_s=5.0, billed_s=48, usd=48 * 0.001 * 2)
 
 
@@ -129,14 +132,14 @@ async def test_each_waiting_request_asks_for_one_worker_and_low_priority_ones_fo
         site.submit(lowPriority=True)
     site.submit()
     await site.passes(200)
-    assert len(site.fleet.workers) == 1
+    assert site.count() == 1
     site.fleet.polled(site.worker.id)
     assert site.broker.take(site.worker.id, 1, site.clock.time())[0].low_priority
     await site.passes(30)
-    assert len(site.fleet.workers) == 1  # the one ordinary request has had its worker, although it still waits
+    assert site.count() == 1  # the one ordinary request has had its worker, although it still waits
     site.submit()
     await site.passes(6)
-    assert len(site.fleet.workers) == 2
+    assert site.count() == 2
 
 
 async def test_when_its_worker_ends_a_request_that_still_waits_asks_again(site: Site) -> None:

@@ -94,10 +94,14 @@ async def test_a_webhook_that_is_pending_is_sent_after_the_restart(tmp_path: Pat
 
 
 async def test_two_emulators_cannot_share_a_state_directory(tmp_path: Path) -> None:
-    async with emulated(tmp_path, NONE):
+    async with emulated(tmp_path, NONE) as (_, api):
+        facts = tmp_path / "facts.json"
+        facts.write_text("of the first")
         with pytest.raises(EmulatorError, match="Another emulator"):
             async with emulated(tmp_path, NONE):
                 pass
+        assert facts.exists()
+        await api.run()
 
 
 async def test_a_port_that_is_taken_meanwhile_is_replaced_by_another(tmp_path: Path) -> None:
@@ -184,8 +188,10 @@ async def test_local_up_status_down(tmp_path: Path) -> None:
         stack = local.stack(directory)
         assert stack.facts.endpoint_for("e", "embed").usd_per_second == 0.00019
         secrets = stack.secrets.values
-        for path in (up.log, str(directory / "config.json")):
-            assert not [secret for secret in secrets if secret in Path(path).read_text()]
+        for path in (path for path in directory.rglob("*") if path.is_file()):
+            if any(secret.encode() in path.read_bytes() for secret in secrets):
+                assert path.name in ("facts.json", "identity.json", "identities.json")
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert not [secret for secret in secrets if secret in repr(local.status(directory))]
     finally:
         assert await asyncio.to_thread(local.down, directory) is True
@@ -226,6 +232,37 @@ async def test_kill_9_leaves_nothing_behind_and_the_next_up_goes_on(tmp_path: Pa
     finally:
         await asyncio.to_thread(local.down, directory)
     await eventually(lambda: processes_of(directory) == {})
+
+
+IN_A_LIBRARY = """
+import asyncio, sys
+from pathlib import Path
+from emulator import Emulator
+from emulator.config import read_config
+async def main():
+    async with Emulator(read_config(Path(sys.argv[1]).read_bytes(), "")):
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [(("-m", "emulator", "--config"), 0), (("-c", IN_A_LIBRARY), -signal.SIGINT)])
+async def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, command: tuple[str, ...], code: int) -> None:
+    idler = (sys.executable, "-c", "import time; time.sleep(60)")
+    config = EmulatorConfig(
+        state_dir=str(tmp_path), endpoints=(EndpointConfig(name="e", command=idler, workers_min=2, workers_max=2),), s3=False
+    )
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, str(tmp_path / "config.json"), start_new_session=True)
+    try:
+        await eventually(lambda: sum("time.sleep(60)" in text for text in processes_of(tmp_path).values()) >= 4)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody in the foreground
+        assert await asyncio.wait_for(process.wait(), 20) == code
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    await eventually(lambda: processes_of(tmp_path) == {})
 
 
 async def test_kill_9_of_a_worker_has_its_job_delivered_again(tmp_path: Path) -> None:
