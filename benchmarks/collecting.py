@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import io
 import json
 import os
 import resource
@@ -27,28 +28,56 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from benchmarks.harness import ROOT, CannotMeasure, Line, Options, Result, Sample, keep, machine, say, stopwatch, table
 from contract.errors import AlreadyExists, NotFound
 from contract.keys import RunKeys, shard_name
-from contract.models import StoreMode, encode
-from contract.store import CHUNK, Blob, Head
+from contract.lines import compress
+from contract.models import (
+    DatasetFacts,
+    Estimate,
+    FileFacts,
+    OutputSpec,
+    PartCommit,
+    PinnedInfra,
+    Plan,
+    Range3,
+    RowOptions,
+    ShardPlan,
+    Source,
+    StoreMode,
+    StorePin,
+    TaskSpec,
+    decode,
+    encode,
+)
+from contract.rows import InputDigest, RowError, ShardDigest, row_digest
+from contract.store import CHUNK, Blob, Head, put_object
+from pipelines.collect import collect
+from pipelines.plan import plan_id_of
+from pipelines.verify import verify
 
 ROWS: Final = 1_000_000
 SHARD: Final = 10_000
 DIMENSIONS: Final = 384
 GOAL_RSS_MB: Final = 400
 FAILED_EVERY: Final = 1000
-PLAN: Final = "5e" * 32
+NO_PLAN: Final = "00" * 32
+"""Until all rows are made."""
 AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class FolderStore:
+class DirectoryStore:
     """A bucket as a folder, for one process at a time."""
 
     root: Path
     bucket: str = "folder"
-    endpoint_url: str = "folder:"
+    endpoint_url: str = "directory:"
     mode: StoreMode = "conditional"
 
     def _at(self, key: str) -> Path:
@@ -113,39 +142,31 @@ class FolderStore:
 
 async def make_run(folder: Path, rows: int, shard_rows: int) -> None:
     """A finished run of `rows` rows, as workers would have left it, with its plan in the folder."""
-    from contract.models import (
-        DatasetFacts,
-        Estimate,
-        FileFacts,
-        OutputSpec,
-        PinnedInfra,
-        Plan,
-        Range3,
-        RowOptions,
-        ShardPlan,
-        StorePin,
-        TaskSpec,
-    )
-    from contract.rows import InputDigest
-
-    store, keys = FolderStore(folder), RunKeys("runs/bench")
+    store, keys = DirectoryStore(folder), RunKeys("runs/bench")
     whole = InputDigest()
     shards: list[ShardPlan] = []
+    commits: list[PartCommit] = []
     for number, start in enumerate(range(0, rows, shard_rows)):
-        shards.append(await make_shard(store, keys, shard_name(number), start, min(rows, start + shard_rows), whole))
+        shard, commit = await make_shard(store, keys, shard_name(number), start, min(rows, start + shard_rows), whole)
+        shards.append(shard)
+        commits.append(commit)
     infra = PinnedInfra(
         stack="local", endpoint="e", endpoint_id="e", api_url="http://127.0.0.1/v2", model="m", gpu="cpu", usd_per_second=0.001,
         scaler="QUEUE_DELAY", scaler_value=4, shards_per_worker=2, workers_max=2, execution_timeout_s=600, cold_start_s=10,
     )  # fmt: skip
+    task = TaskSpec(kind="embed", model="m")
+    plan_id = plan_id_of(whole.hexdigest(), task, [shard.source.rows for shard in shards], store.mode)
+    for commit in commits:
+        await store.put(keys.commit(commit.shard), encode(msgspec.structs.replace(commit, plan=plan_id)))
     none = Range3(low=0, likely=0, high=0)
     plan = Plan(
-        plan_id=PLAN,
+        plan_id=plan_id,
         run_id="bench",
         run=f"s3://{store.bucket}/{keys.root}",
         created_at=AT,
         dataset=DatasetFacts(files=(FileFacts(name="rows", size=0, rows=rows),), format="parquet", rows=rows, digest=whole.hexdigest()),
         rows=RowOptions(column="text"),
-        task=TaskSpec(kind="embed", model="m"),
+        task=task,
         store=StorePin(bucket=store.bucket, endpoint_url=store.endpoint_url, mode=store.mode),
         infra=infra,
         shards=tuple(shards),
@@ -156,19 +177,9 @@ async def make_run(folder: Path, rows: int, shard_rows: int) -> None:
     await store.put(keys.plan(), encode(plan))
 
 
-async def make_shard(store: FolderStore, keys: RunKeys, name: str, start: int, stop: int, whole: Any) -> Any:
-    import io
-
-    import msgspec
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from contract.lines import compress
-    from contract.models import PartCommit, ShardPlan, Source
-    from contract.rows import InputDigest, RowError, ShardDigest, row_digest
-    from contract.store import put_object
-
+async def make_shard(
+    store: DirectoryStore, keys: RunKeys, name: str, start: int, stop: int, whole: InputDigest
+) -> tuple[ShardPlan, PartCommit]:
     rng = np.random.default_rng(start)
     vectors = rng.standard_normal((stop - start, DIMENSIONS), dtype=np.float32)
     mine, shard = InputDigest(), ShardDigest()
@@ -206,11 +217,10 @@ async def make_shard(store: FolderStore, keys: RunKeys, name: str, start: int, s
     failed_ref = await put_object(store, keys.errors(name, "0" * 16), compress(b"".join(errors))) if errors else None
     source = Source(uri=f"s3://{store.bucket}/{keys.input(name)}", rows=(start, stop), count=stop - start, digest=mine.hexdigest())
     commit = PartCommit(
-        plan=PLAN, shard=name, execution="0" * 16, attempt=1, part=refs[0], errors=failed_ref, ok=len(order), failed=len(errors),
+        plan=NO_PLAN, shard=name, execution="0" * 16, attempt=1, part=refs[0], errors=failed_ref, ok=len(order), failed=len(errors),
         tokens_in=0, tokens_out=0, input_digest=source.digest, digest=shard.hexdigest(), at=AT,
     )  # fmt: skip
-    await store.put(keys.commit(name), encode(commit))
-    return ShardPlan(shard=name, source=source, tokens=0, bytes=0, columns=refs[1])
+    return ShardPlan(shard=name, source=source, tokens=0, bytes=0, columns=refs[1]), commit
 
 
 def peak_rss_mb() -> float:
@@ -224,11 +234,7 @@ def peak_rss_mb() -> float:
 
 async def child(what: str, folder: Path, out: Path) -> dict[str, Any]:
     """In a process of its own: collect or verify, and how it went."""
-    from contract.models import Plan, decode
-    from pipelines.collect import collect
-    from pipelines.verify import verify
-
-    store, keys = FolderStore(folder), RunKeys("runs/bench")
+    store, keys = DirectoryStore(folder), RunKeys("runs/bench")
     plan: Plan = decode((await store.get(keys.plan())).data, Plan, where="plan.json")
     began, cpu = time.perf_counter(), time.process_time()
     if what == "collect":

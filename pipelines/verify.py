@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from contract.errors import ContractError, NightbatchError, NotFound, PlanMismatch, VerifyFailed
-from contract.keys import RunKeys
+from contract.keys import RunKeys, shard_name
 from contract.lines import read_lines
 from contract.models import Commit, Plan, SealedNode, SplitCommit, decode
 from contract.rows import InputDigest, row_digest
@@ -33,6 +33,7 @@ from pipelines.compare import OutputCheck
 from pipelines.findings import Finding, Notes
 from pipelines.outputs import s3_key
 from pipelines.parts import EmbedRows, LeafRows, Leaves, OneThread, ahead, coverage, digests, read_skipped
+from pipelines.plan import plan_id_of
 from pipelines.preflight import SkippedLine
 from pipelines.seal import Sealed, read_seal, seal_of, seal_problems
 
@@ -103,6 +104,7 @@ async def verify(
     """
     began = time.monotonic()
     notes = Notes()
+    notes.extend(Finding(problem, where=f"{plan.run}/plan.json") for problem in plan_problems(plan))
     commits = await _read_commits(store, keys, notes)
     sealed, nodes = await _what_is_judged(store, keys, plan, commits, notes)
     _check_commits(plan, store, keys, commits, nodes, sealed, notes)
@@ -155,7 +157,24 @@ async def verify(
     )
 
 
-# --- seal and commits ----------------------------------------------------------------------------------------------------------------
+# --- plan, seal and commits ----------------------------------------------------------------------------------------------------------------
+
+
+def plan_problems(plan: Plan) -> list[str]:
+    """What shows, from the plan alone, that it is not the one that its id names: shards that do not partition the rows, another id."""
+    found: list[str] = []
+    at = 0
+    for number, shard in enumerate(plan.shards):
+        start, stop = shard.source.rows
+        if shard.shard != shard_name(number) or start != at or stop <= start or shard.source.count != stop - start:
+            found.append(f"shard {shard.shard} does not follow the one before it")
+        at = stop
+    if at != plan.dataset.rows:
+        found.append(f"the shards have {at} rows, and the dataset {plan.dataset.rows}")
+    boundaries = [shard.source.rows for shard in plan.shards]
+    if plan_id_of(plan.dataset.digest, plan.task, boundaries, plan.store.mode) != plan.plan_id:
+        found.append("the plan id is not that of what the plan says: rows, task, model, boundaries or the store's mode changed")
+    return found
 
 
 async def _read_commits(store: Store, keys: RunKeys, notes: Notes) -> dict[str, Commit]:

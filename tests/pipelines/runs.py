@@ -39,9 +39,9 @@ from contract.models import (
 )
 from contract.rows import InputDigest, RowError, ShardDigest, row_digest
 from contract.store import Store, put_object
+from pipelines.plan import plan_id_of
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-PLAN = "ab" * 32
 DIMENSIONS = 4
 
 
@@ -193,7 +193,7 @@ async def make_run(
     store: Store | None = None,
     mode: Any = "conditional",
     leave_open: Sequence[int] = (),
-    plan_id: str = PLAN,
+    plan_id: str | None = None,
     prefix: str = "row",
     row: Callable[..., Row] = make_row,
     files: Sequence[str] = ("rows.jsonl",),
@@ -201,11 +201,13 @@ async def make_run(
     """`cuts`: row indices where a new shard begins; `splits`: numbers of shards whose rows two children hold; `leave_open`: shards
     without a commit."""
     store = store if store is not None else MemoryStore(mode=mode)
+    rows = [row(kind, index, ok, prefix=prefix) for index, ok in enumerate(outcomes)]
+    edges = [0, *cuts, len(rows)]
+    task = TaskSpec(kind=kind, model="tiny")
+    plan_id = plan_id or plan_id_of(input_digest(rows), task, list(pairwise(edges)), store.mode)
     run_id = f"test-{plan_id[:8]}"
     root = f"runs/{run_id}"
     keys = RunKeys(root)
-    rows = [row(kind, index, ok, prefix=prefix) for index, ok in enumerate(outcomes)]
-    edges = [0, *cuts, len(rows)]
     shards: list[ShardPlan] = []
     for number, (start, stop) in enumerate(pairwise(edges)):
         name = shard_name(number)
@@ -233,7 +235,7 @@ async def make_run(
             digest=input_digest(rows),
         ),
         rows=RowOptions(id_column=id_column),
-        task=TaskSpec(kind=kind, model="tiny"),
+        task=task,
         store=StorePin(bucket=store.bucket, endpoint_url=store.endpoint_url, mode=store.mode),
         infra=PinnedInfra(
             stack="local",
@@ -281,9 +283,3 @@ async def make_run(
         else:
             await put_leaf(run, shard.shard, shard.source, rows[start:stop], shuffle=shuffle)
     return run
-
-
-def rewrite_plan(run: Run, **changes: Any) -> None:
-    """Another plan of the same run, in memory and in the store."""
-    run.plan = msgspec.structs.replace(run.plan, **changes)
-    run.store.objects.data[run.keys.plan()] = encode(run.plan)

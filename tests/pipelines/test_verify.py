@@ -263,6 +263,30 @@ async def test_on_a_last_writer_store_a_commit_may_change_after_the_seal(tmp_pat
     assert (await judged(run, out)).clean
 
 
+async def test_a_plan_that_was_changed_does_not_have_its_id_any_more() -> None:
+    run = await make_run()
+    plan = run.plan
+    first = plan.shards[0]
+    replace = msgspec.structs.replace
+    cases = {
+        "is not that of what the plan says": [
+            replace(plan, task=replace(plan.task, model="other")),
+            replace(plan, task=replace(plan.task, params={"temperature": 1})),
+            replace(plan, dataset=replace(plan.dataset, digest="00" * 32)),
+            replace(plan, store=replace(plan.store, mode="last-writer")),
+        ],
+        "does not follow": [
+            replace(plan, shards=plan.shards[1:]),
+            replace(plan, shards=(replace(first, source=replace(first.source, rows=(0, 4), count=4)), *plan.shards[1:])),
+        ],
+        "the shards have 6 rows": [replace(plan, shards=plan.shards[:2])],
+    }
+    for words, plans in cases.items():
+        for changed in plans:
+            run.plan = changed
+            assert any(words in finding.what for finding in (await judged(run)).findings)
+
+
 async def test_commits_of_another_plan_or_of_no_shard_are_reported() -> None:
     run = await make_run()
     data = run.store.objects.data
