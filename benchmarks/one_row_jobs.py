@@ -38,7 +38,7 @@ async def _measure(options: Options) -> Result:
     lines: list[Line] = []
     for engine, make, count, target in (
         (SMOLLM2, chat_rows, 24 if options.quick else 120, SMOLLM2_TARGET),
-        (TINY, short_rows, 200 if options.quick else 1200, TINY_TARGET),
+        (TINY, short_rows, 256 if options.quick else 1024, TINY_TARGET),
     ):
         ours, theirs = await _both(options, engine, make(count, engine.model), make)
         samples |= {f"Nightbatch, {engine.model}": tuple(ours), f"one-row jobs, {engine.model}": tuple(theirs)}
