@@ -113,6 +113,12 @@ class MemoryStore:
                 data = self.objects.data[key]
                 yield Head(key, len(data), etag(data))
 
+    async def folders(self, prefix: str) -> AsyncIterator[str]:
+        await self.hook("folders", prefix)
+        below = {key[len(prefix) :] for key in self.objects.data if key.startswith(prefix)}
+        for name in sorted({rest.split("/")[0] for rest in below if "/" in rest}):
+            yield name
+
     async def delete(self, key: str) -> None:
         await self.hook("delete", key)
         self.objects.data.pop(key, None)

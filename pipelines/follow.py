@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from contract.errors import (
     EndpointAuth,
@@ -46,7 +47,6 @@ from contract.models import (
 )
 from contract.protocol import (
     DEFAULT_TUNING,
-    OUTSTANDING,
     Attempt,
     AttemptState,
     CancelJob,
@@ -203,6 +203,7 @@ class Step:
     done: Finish | Pause | Stall | None = None
     until: datetime | None = None
     again: bool = False
+    sent: bool = False
 
 
 class Driver:
@@ -256,6 +257,7 @@ class Driver:
         self._progress_at: datetime | None = None
         self._ticked_at: datetime | None = None
         self._cleared: set[int] = set()
+        self._told: dict[str, str] = {}
         self._woken: set[Key] = set()
         self._cancelled: set[Key] = set()
         self._shown: Progress | None = None
@@ -321,7 +323,7 @@ class Driver:
                     result = Step(until=until)
             if isinstance(action, SendIntents):
                 # The remaining batches went with the first one.
-                result = Step(until=now + timedelta(seconds=self.tuning.poll_first_s))
+                result = Step(until=now + timedelta(seconds=self.tuning.poll_first_s), sent=True)
                 break
         self._woken.clear()
         self._report()
@@ -411,7 +413,7 @@ class Driver:
             self._empty_since = self._short_since = None
             if self._health_ok is None or now > self._health_ok + timedelta(seconds=HEALTH_OLD_S):
                 if self._health is not None or self._health_ok is None:
-                    self.events(Notice("endpoint", str(error)))
+                    self.tell("endpoint", str(error))
                 self._health = None
                 self._health_ok = now
             return
@@ -570,13 +572,19 @@ class Driver:
             try:
                 await self.jobs.cancel(job_id)
             except EndpointError as error:
-                self.events(Notice("endpoint", str(error)))
+                self.tell("endpoint", str(error))
                 return
             self._cancelled.add(key)
 
         await asyncio.gather(*(one(key) for key in keys))
 
     # -- telling
+
+    def tell(self, kind: str, text: str) -> None:
+        """A notice, unless the last one of its kind said the same."""
+        if self._told.get(kind) != text:
+            self._told[kind] = text
+            self.events(Notice(kind, text))
 
     def _report(self) -> None:
         now = self.store.now()
@@ -776,10 +784,19 @@ async def drive(
         run, stack=stack, jobs=jobs, store=store, rules=rules, events=events, timer=timer, tuning=tuning, client=client, ledger=ledger
     )
     async with AsyncExitStack() as opened:
-        if follow and webhooks and (webhook_url is not None or stack.facts.stack == "local"):
+        if follow and webhooks and (webhook_url is not None or _on_this_machine(stack.facts.api_url)):
             receiver = WebhookReceiver(run.uri.run_id, driver.woke, public_url=webhook_url, port=webhook_port)
             driver.webhook = await opened.enter_async_context(receiver)
-        return await _loop(driver, follow=follow, rng=rng or random.Random())
+        try:
+            return await _loop(driver, follow=follow, rng=rng or random.Random())
+        except BaseException:
+            await driver.leave()
+            raise
+
+
+def _on_this_machine(url: str) -> bool:
+    """Whether RunPod, that is the emulator, can reach a port on loopback."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveResult:
@@ -794,14 +811,11 @@ async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveRes
         try:
             step = await driver.step()
             failing_since = None
-        except asyncio.CancelledError:
-            await driver.leave()
-            raise
         except StoreUnavailable as error:
             failing_since = began if failing_since is None else failing_since
             if began - failing_since > STORE_PATIENCE_S:
                 raise
-            driver.events(Notice("store", f"{error} Trying again."))
+            driver.tell("store", f"{error} Trying again.")
             await timer.sleep(rng.uniform(2.0, 6.0))
             continue
         done = step.done
@@ -813,11 +827,7 @@ async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveRes
         if done is None and step.again:  # two clients that yield to each other must not do so in step for ever
             await timer.sleep(rng.uniform(0.02, 0.1 * 2 ** min(conflicts, 6)))
         elif done is None:
-            try:
-                await _wait(driver, step, began)
-            except asyncio.CancelledError:
-                await driver.leave()
-                raise
+            await _wait(driver, step, began)
     if isinstance(done, Finish) and done.state == "complete":
         await driver.settle()
     else:
@@ -829,11 +839,10 @@ async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveRes
 
 
 def _all_sent(driver: Driver, step: Step) -> bool:
-    """Nothing of this client's waits for RunPod's answer, and the last decision sent nothing."""
+    """The last decision sent nothing, though it could have, and nothing of this client's waits to be sent again."""
     seen = survey(driver.state(), driver.store.now(), driver.tuning)
     waits = any(s.state is AttemptState.INTENDED for s in seen.standings.values())
-    full = len(seen.outstanding) >= min(driver.rules.window, len(seen.open)) or all(s.state in OUTSTANDING for s in seen.queued)
-    return not waits and full and step.until is not None and bool(seen.outstanding)
+    return not step.sent and not step.again and not waits and bool(seen.outstanding)
 
 
 async def _wait(driver: Driver, step: Step, began: float) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from contract.errors import NotFound, PlanMismatch, UsageError
 from contract.facts import EndpointFacts, StackFacts
 from contract.keys import RunKeys, RunUri
 from contract.models import Control, Plan, decode
-from contract.store import Store, get_or_none
+from contract.store import FolderStore, Store, get_or_none
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,10 @@ class RunListing:
     plan: Plan
 
 
-async def list_runs(store: Store, prefix: str = "") -> tuple[RunListing, ...]:
-    """Runs under `prefix/runs/`, the latest first. Reads every plan there; what is not a plan is left out."""
+async def list_runs(store: FolderStore, prefix: str = "") -> tuple[RunListing, ...]:
+    """Runs under `prefix/runs/`, the latest first. Reads every plan there and lists nothing below; what has no plan is left out."""
     found: list[RunListing] = []
-    async for run_id in _run_ids(store, prefix):
+    async for run_id in store.folders(_root(prefix, "")):
         root = _root(prefix, run_id)
         blob = await get_or_none(store, RunKeys(root).plan())
         if blob is None:
@@ -91,11 +90,3 @@ async def list_runs(store: Store, prefix: str = "") -> tuple[RunListing, ...]:
 def _root(prefix: str, run_id: str) -> str:
     head = prefix.strip("/")
     return f"{head}/runs/{run_id}" if head else f"runs/{run_id}"
-
-
-async def _run_ids(store: Store, prefix: str) -> AsyncIterator[str]:
-    base = _root(prefix, "")
-    async for head in store.list(base):
-        run_id, _, rest = head.key[len(base) :].partition("/")
-        if rest == "plan.json":
-            yield run_id

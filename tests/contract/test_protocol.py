@@ -178,6 +178,7 @@ def test_an_execution_without_end_is_charged_its_whole_time_once_that_is_past() 
     assert worker_seconds(starts, {}, 60, at(60)) == 65
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12))
 def test_the_union_of_intervals_counts_each_second_once(spans: list[tuple[int, int]]) -> None:
     covered = {second for first, length in spans for second in range(first, first + length)}
@@ -344,7 +345,7 @@ def test_request_count_keeps_as_many_ordinary_jobs_outstanding_as_make_the_pace(
     assert [i.low_priority for i in found] == [False] * 6 + [True] * 6
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     pace=st.integers(1, 5),
     live=st.integers(0, 6),

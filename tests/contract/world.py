@@ -224,7 +224,11 @@ class TurnStore(MemoryStore):
         super().__init__(world.objects, mode=world.mode, hook=self._before, after=self._after)
         self._world = world
         self._actor = actor
-        self._lost_answer = False
+        self._skew = timedelta(seconds=world.skew(actor))
+
+    def now(self) -> datetime:
+        """The Date header carried on by a clock that is a little off."""
+        return self.objects.instant + self._skew
 
     async def _before(self, op: str, key: str) -> None:
         outcome = await self._world.scheduler.turn(self._actor, op, key)
@@ -533,6 +537,10 @@ class World:
     async def open(self) -> None:
         await write_plan(MemoryStore(self.objects, mode=self.mode), self.plan)
 
+    def skew(self, actor: str) -> float:
+        """Seconds by which an actor's idea of the store's time is off."""
+        return self.rng.uniform(-2.0, 2.0)
+
     def quiet_store(self) -> MemoryStore:
         """A store without turns: the test's own eyes."""
         return MemoryStore(self.objects, mode=self.mode)
@@ -608,7 +616,7 @@ class World:
         control, _ = await read_control(quiet, self.keys, self.plan)
         if control.epoch > given.epoch:
             self.forbidden[execution] = "fenced"
-        if self.objects.instant > given.start_by:
+        if self.objects.instant > given.start_by + timedelta(seconds=2):
             self.forbidden[execution] = "expired"
         if self.keys.commit(given.shard) in self.objects.data:
             self.forbidden[execution] = "already committed"
@@ -660,7 +668,7 @@ class World:
         """
         rules = self.rules()
         now = self.objects.instant
-        over = job.over_since or job.expires_at
+        over = job.over_since or job.request.input.start_by  # a worker begins nothing after that
         starts = [
             decode(data, StartMarker, where=key)
             for key, data in self.objects.data.items()
