@@ -234,3 +234,9 @@ def test_vectors_are_the_models_own_mean_pooling(worker_python: Path, repo: Path
     assert len(answers) == len(texts)
     for n, expected in enumerate(found["reference"]):
         assert cosine(answers[f"row-{n}"], expected) >= 0.9999
+
+
+def test_the_image_check_passes_in_the_workers_environment(worker_python: Path, repo: Path) -> None:
+    done = subprocess.run([str(worker_python), "-m", "worker", "--check"], cwd=repo, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all is well"), done.stdout + done.stderr
+    assert "FAIL" not in done.stdout

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import worker.tasks
 from contract.models import TaskKind, TaskSpec
 from contract.rows import ChatUrl, CompletionUrl, EmbeddingUrl, RowError
 from worker.engine.base import (
@@ -28,6 +29,8 @@ from worker.engine.base import (
 from worker.rows import ShardRow
 from worker.tasks import requests, unknown_params
 from worker.tasks.answers import answer, incomplete
+from worker.tasks.fields import Body
+from worker.tasks.generate import CHAT_FIELDS, chat_request
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -270,6 +273,19 @@ def test_a_bad_row_leaves_its_neighbours_alone() -> None:
     made = translate(ChatUrl, {"messages": HELLO}, {"messages": 1}, {"messages": HELLO})
     assert [isinstance(item, Refused) for item in made] == [False, True, False]
     assert [item.index for item in made] == [0, 1, 2]
+
+
+def test_a_fault_of_ours_in_one_row_is_that_rows_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def faulty(index: int, body: Body) -> EngineRequest:
+        if index == 1:
+            raise ZeroDivisionError
+        return chat_request(index, body)
+
+    monkeypatch.setitem(worker.tasks._URLS, ChatUrl, (CHAT_FIELDS, faulty))
+    made = translate(ChatUrl, *[{"messages": HELLO}] * 3)
+    assert [isinstance(item, Refused) for item in made] == [False, True, False]
+    assert made[1].error.code == "internal_error"
+    assert "row 1 could not be read" in caplog.text
 
 
 def test_the_tasks_parameters_fill_in_what_a_body_does_not_say() -> None:

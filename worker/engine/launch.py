@@ -49,7 +49,7 @@ def launch(settings: Settings, environ: MutableMapping[str, str] = os.environ) -
     if on_cpu():
         # On a processor the engine's own process takes cores from the engine: one process starts in half the time and runs faster.
         environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    arguments = {"model": folder, **(CPU_ARGS if on_cpu() else {}), **settings.engine_args}
+    arguments = {"model": folder, "use_tqdm_on_load": False, **(CPU_ARGS if on_cpu() else {}), **settings.engine_args}
     return ThreadedEngine(VllmCore(settings.kind, arguments, settings.served_name, started))
 
 

@@ -8,16 +8,19 @@ name theirs): the plan says which model runs, and the answer's `model` says whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from contract.models import TaskSpec
-from contract.rows import URLS, ChatUrl, CompletionUrl, EmbeddingUrl
+from contract.rows import URLS, ChatUrl, CompletionUrl, EmbeddingUrl, RowError
 from worker.engine.base import EngineRequest, Refused
 from worker.rows import ShardRow
 from worker.tasks.embed import EMBED_FIELDS, embed_request
 from worker.tasks.fields import Body, RowProblem, parse_body
 from worker.tasks.generate import CHAT_FIELDS, COMPLETION_FIELDS, chat_request, completion_request
+
+log = logging.getLogger("nightbatch.worker")
 
 Translate = Callable[[int, Body], EngineRequest]
 _URLS: Final[Mapping[str, tuple[frozenset[str], Translate]]] = {
@@ -42,6 +45,11 @@ def requests(rows: Iterable[ShardRow], task: TaskSpec) -> Iterator[EngineRequest
             yield dimensions.check(request)
         except RowProblem as problem:
             yield Refused(row.index, problem.error)
+        except Exception as error:  # a fault of ours in reading one row must not end the engine thread, and with it every other row
+            log.error("row %d could not be read", row.index, exc_info=error)
+            yield Refused(
+                row.index, RowError(code="internal_error", message=f"the worker could not read this row ({type(error).__name__}).")
+            )
 
 
 def _request(row: ShardRow, task: TaskSpec) -> EngineRequest:
