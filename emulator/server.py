@@ -287,10 +287,13 @@ class Server:
         worker = await self._known_worker(call)
         broker = call.endpoint.broker
         until = self._clock.time() + self._long_poll_s
-        while (left_s := until - self._clock.time()) > 0 and not worker.stopping:
+        while not worker.stopping:
             taken = broker.take(worker.id, wanted, self._clock.time()) if worker.may_work else []
             if taken:
                 return await self._deliver(call, taken, single)
+            left_s = until - self._clock.time()
+            if left_s <= 0:
+                break
             poll = broker.taker() if worker.may_work else asyncio.get_running_loop().create_future()
             worker.polls.add(poll)
             try:
@@ -301,7 +304,7 @@ class Server:
                 broker.leave(poll)
                 raise
             worker.polls.discard(poll)
-            if not poll.done() or worker.stopping:
+            if not poll.done() or not worker.may_work:
                 broker.leave(poll)
         return web.Response(status=204)
 

@@ -335,7 +335,7 @@ class Fleet:
                 self._failures += 1
                 worker.handle = None
                 await self._clock.sleep(wait_s)
-            elif not worker.stopping:
+            elif not worker.stopping and not worker.leaving:
                 log.warning("worker %s of %s ended with exit code %s", worker.id, self.endpoint.name, code)
         finally:
             self._remove(worker)

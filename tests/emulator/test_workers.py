@@ -181,6 +181,18 @@ async def test_a_new_release_stops_idle_workers_at_once_and_lets_busy_ones_finis
         await eventually(lambda: {worker.version for worker in emulator.endpoint("e").workers} == {2})
 
 
+async def test_a_worker_that_was_called_for_a_job_and_may_not_take_it_leaves_it_to_the_next(tmp_path: Path) -> None:
+    endpoint = EndpointConfig(name="e", workers_min=2, workers_max=2)
+    async with emulated(tmp_path, endpoint, scripts={"e": Script(echo)}, clock=FastClock(1), tick_s=60) as (emulator, api):
+        await eventually(lambda: emulator.open_polls("e") == 2)
+        fleet = emulator._endpoints["e"].fleet
+        job = fleet.broker.submit(b'{"input":1}', "run", emulator.clock.time())  # calls the one that has waited longest,
+        called = next(worker for worker in fleet.workers if any(poll.done() for poll in worker.polls))
+        called.outdated = True  # which at the same moment becomes one that may not work
+        done = await api.until(job.id, "COMPLETED", timeout_s=5)
+        assert done["workerId"] != called.id
+
+
 async def test_a_stopping_worker_is_given_nothing(tmp_path: Path) -> None:
     endpoint = EndpointConfig(name="e", workers_min=1, workers_max=1)
     async with emulated(tmp_path, endpoint, scripts={"e": Script(echo)}) as (emulator, api):
