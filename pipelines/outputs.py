@@ -19,7 +19,6 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import json
 import os
 import platform
 import re
@@ -402,11 +401,11 @@ def _results(ok: Rows, layout: Layout, shard: str) -> list[tuple[str, Column]]:
         return [("embedding", embedding), ("tokens", ok.table["tokens"])]
     if isinstance(ok, GenerateRows):
         bodies = [bytes(line.response) for line in ok.lines]
-        answers = [read_answer(body) for body in bodies]
         try:
-            responses = pa.array(bodies, type=pa.binary()).cast(pa.string())
-        except pa.ArrowInvalid:
-            raise VerifyFailed("a response is not UTF-8.", where=f"shard {shard}") from None
+            answers = [read_answer(body) for body in bodies]
+            responses = pa.array([body.decode() for body in bodies], type=pa.string())
+        except ValueError as error:
+            raise VerifyFailed(f"a response is not JSON in UTF-8 ({error}).", where=f"shard {shard}") from None
         return [
             ("output", pa.array([a.text for a in answers], type=pa.string())),
             ("finish_reason", pa.array([a.finish_reason for a in answers], type=pa.string())),
@@ -438,11 +437,11 @@ class Answer:
 
 
 def read_answer(body: bytes) -> Answer:
-    """Of /v1/chat/completions and /v1/completions bodies."""
+    """Of /v1/chat/completions and /v1/completions bodies. Raises ValueError where it is not JSON."""
     try:
         value: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        value = json.loads(body.decode("utf-8", "replace"))  # a lone surrogate in an escape, which msgspec refuses
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
     value = value if isinstance(value, dict) else {}
     choices = value.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
@@ -453,10 +452,10 @@ def read_answer(body: bytes) -> Answer:
 
     def count(name: str) -> int | None:
         number = usage.get(name)
-        return number if isinstance(number, int) and not isinstance(number, bool) else None
+        return number if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63 else None
 
     return Answer(
-        text.encode("utf-8", "replace").decode() if isinstance(text, str) else None,
+        text if isinstance(text, str) else None,
         reason if isinstance(reason, str) else None,
         count("prompt_tokens"),
         count("completion_tokens"),
