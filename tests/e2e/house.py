@@ -22,6 +22,7 @@ from contract.lines import decompress_lines
 from contract.models import Intent, JournalEntry, Plan, decode
 from contract.store import S3Store
 from emulator import EmulatorConfig, EndpointConfig, local
+from pipelines.pack import RULES
 from tests.emulator.kit import processes_of
 from worker.models import cache_root
 
@@ -29,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = cache_root()
 """Environments and models are shared with the person who runs the tests: they are large, and the same for all."""
 T = TypeVar("T")
+PER_SHARD = RULES["generate"].few_rows
+"""Rows of a shard, where a dataset of chat rows holds a multiple of them."""
 PATIENCE_S = 60.0
 EVERY = 1_000_000
 

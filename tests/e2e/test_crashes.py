@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contract.keys import RunUri
-from tests.e2e.house import House, RunObjects, Started, answers, eventually, ids, question_rows
+from tests.e2e.house import PER_SHARD, House, RunObjects, Started, answers, eventually, ids, question_rows
 from tests.emulator.kit import processes_of
 
 pytestmark = pytest.mark.slow

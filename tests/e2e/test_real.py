@@ -1,4 +1,4 @@
-"""The main job with nothing replaced: the command line as a subprocess, `nightbatch local up`, the unmodified runpod SDK in the workers, real
+"""The main job with nothing replaced: the command line as a subprocess, the local stack, the unmodified runpod SDK in the workers, real
 vLLM on the CPU, a real S3 server; and kill -9 of each of them in the middle of a run."""
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.house import CACHE, ROOT, Gate, House, RunObjects, Started, answers, config_of, eventually, ids
+from cli.local import with_models
+from emulator import local
+from tests.e2e.house import CACHE, ROOT, Gate, House, RunObjects, Started, answers, eventually, ids, standing
 from tests.emulator.kit import processes_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -35,20 +38,12 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, worker_python: Path) -> Iterator[House]:
-    """`nightbatch local up`, with the tiny model beside the two that are always there."""
+    """What `nightbatch local up --model tiny` starts, but that it sooner notices a worker that is lost."""
     home = tmp_path_factory.mktemp("real")
-    house = House(home, config_of(home), Gate(home / "gate"))
-    env = house.environment(NIGHTBATCH_WORKER_PYTHON=str(worker_python))
-    try:
-        up = house.ok("local", "up", "--model", "tiny", env=env, timeout_s=LONG_S)
-        assert [endpoint["name"] for endpoint in up["endpoints"]] == ["minilm", "smollm2", "tiny"]
+    made = local.default_config(home / "local", worker_python=worker_python, code=ROOT, worker_env={"NIGHTBATCH_CACHE": str(CACHE)})
+    config = msgspec.structs.replace(with_models(made, ["tiny"]), lost_after_s=6.0, ping_interval_ms=1000)
+    with standing(House(home, config, Gate(home / "gate"))) as house:
         yield house
-    finally:
-        house.end_commands()
-        house.close()
-        down = house.cli("local", "down")
-        eventually(lambda: not processes_of(home), "no process of the house is left", 20)
-        assert down.code == 0
 
 
 @pytest.fixture
@@ -190,7 +185,7 @@ def test_bad_rows_fail_alone_with_their_reasons(house: House, tmp_path: Path) ->
     errors = {error["custom_id"]: error["error"] for error in answers(Path(record["errors"]))}
     assert list(errors) == ["long", "hot", "tools", "negative"], "in input order"
     assert {ident: error["code"] for ident, error in errors.items()} == {
-        "long": "too_long", "hot": "wrong_type", "tools": "unsupported_field", "negative": "invalid_parameter",
+        "long": "context_length_exceeded", "hot": "wrong_type", "tools": "unsupported_field", "negative": "invalid_parameter",
     }  # fmt: skip
     for ident, param in (("hot", "temperature"), ("tools", "tools"), ("negative", "max_tokens")):
         assert errors[ident]["param"] == param
@@ -243,14 +238,13 @@ def test_a_worker_killed_in_the_middle_is_replaced(house: House, tmp_path: Path)
     check(house, run, out, done, said.record)
 
 
-def test_an_emulator_killed_in_the_middle_comes_back_and_the_run_goes_on(house: House, worker_python: Path, tmp_path: Path) -> None:
+def test_an_emulator_killed_in_the_middle_comes_back_and_the_run_goes_on(house: House, tmp_path: Path) -> None:
     out = tmp_path / "emulator.parquet"
     started, run = begin(house, out, "emulator")
     done = house.committed(run)
     house.kill()
     eventually(lambda: not processes_of(house.state), "its workers and its S3 server have ended with it", 20)
-    env = house.environment(NIGHTBATCH_WORKER_PYTHON=str(worker_python))
-    assert house.ok("local", "up", "--model", "tiny", env=env, timeout_s=LONG_S)["state"] == "running"
+    house.up()
     said = started.said(LONG_S)
     assert said.code == 0, said.err
     check(house, run, out, done, said.record)
