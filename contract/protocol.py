@@ -675,7 +675,7 @@ def decide(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> t
     if looks:
         first += (LookAtStatus(looks),)
     sends, refused = sends_for(state, seen, now, tuning)
-    stall = None if sends else stall_for(state, seen, now, tuning)
+    stall = None if any(isinstance(a, SendIntents) for a in sends) else stall_for(state, seen, now, tuning)
     if stall is not None and stall.final:
         if any(s.attempt.job_id is not None for s in seen.queued):
             return (*first, RaiseEpoch("keep", f"{STALLED} {stall.cause}: {stall.reason}"))
@@ -987,7 +987,10 @@ def stall_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEF
         )
     if seen.running or not seen.queued:
         return None
-    since = max(state.progress_at or state.started_at, state.started_at, min(s.attempt.intent.sent_at for s in seen.queued))
+    # An intent that RunPod does not take gets a new number and a new instant; its shard has waited since the first of them.
+    waiting = {s.attempt.intent.shard for s in seen.queued}
+    first = min(s.attempt.intent.sent_at for shard in waiting for s in seen.by_shard[shard])
+    since = max(state.progress_at or state.started_at, state.started_at, first)
     if not _passed(since, tuning.stall_named_s, now):
         return None
     waited = (now - since).total_seconds()

@@ -285,7 +285,9 @@ class Driver:
         lost by calling `step` again."""
         await self.refresh()
         now = self.store.now()
-        if self._ticked_at is not None and now > self._ticked_at + timedelta(seconds=ASLEEP_S):
+        if self._ticked_at is None:
+            self._started_at = now  # the store has answered: from here on `now` is its time, not this machine's
+        elif now > self._ticked_at + timedelta(seconds=ASLEEP_S):
             self._progress_at = now  # this machine slept, or the store was away: nothing is known of the time between
         self._ticked_at = now
         self._drop_uncleared(now)

@@ -23,6 +23,7 @@ from contract.memory import MemoryStore, Objects
 from contract.models import S3Config
 from contract.store import (
     FIRST_WRITE_TRIES,
+    FolderStore,
     S3Store,
     Store,
     StoreClock,
@@ -396,6 +397,14 @@ class Pages:
 
 def item(key: str) -> dict[str, Any]:
     return {"Key": key, "Size": 1, "ETag": '"e"'}
+
+
+async def test_folders_are_told_without_what_is_below_them(store: Store, at: str) -> None:
+    for key in ("a/plan.json", "a/deep/er", "b/plan.json", "file"):
+        await store.put(f"{at}/{key}", b"x")
+    folders: FolderStore = store  # type: ignore[assignment]
+    assert [name async for name in folders.folders(f"{at}/")] == ["a", "b"]
+    assert [name async for name in folders.folders(f"{at}/none/")] == []
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ from contract.models import (
 )
 from contract.protocol import Health, JobStatus, Rules, Tuning, rules_for
 from contract.rows import InputDigest, RowError, ShardDigest, row_digest
-from contract.store import get_or_none, put_first, put_object
+from contract.store import Store, get_or_none, put_first, put_object
 from pipelines.follow import Driver, Event
 from pipelines.runpod import Timer
 from pipelines.runs import RunHandle, read_control
@@ -372,7 +372,7 @@ Execute = Callable[[dict[str, Any], MemoryStore, str, str, Callable[[str], None]
 
 
 async def reference_execution(
-    job: dict[str, Any], store: MemoryStore, worker_id: str, execution: str, computing: Callable[[str], None], write: Any = put_first
+    job: dict[str, Any], store: Store, worker_id: str, execution: str, computing: Callable[[str], None], write: Any = put_first
 ) -> dict[str, Any]:
     """PROTOCOL.md, A worker's execution, as plainly as it can be written. Row 3 of every 4 fails."""
     given: JobInput = convert(job["input"], JobInput, where="job")

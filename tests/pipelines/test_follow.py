@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 
-from contract.errors import EndpointUnavailable, InfrastructureError
+from contract.errors import EndpointUnavailable, EndpointUnreachable, InfrastructureError
+from contract.keys import RunUri
+from contract.memory import MemoryStore, Objects
 from contract.models import JobRequest, PartCommit, decode, encode
-from contract.protocol import Health, JobStatus, Tuning
+from contract.protocol import Health, JobStatus, Tuning, rules_for
+from contract.store import S3Store
 from emulator import ScriptedWorker
-from pipelines.follow import DriveResult, Notice, Progress, Sent
+from emulator.s3 import KeyPair, SeaweedS3
+from pipelines.follow import Driver, DriveResult, Notice, Progress, Sent
 from pipelines.ledger import Ledger
-from pipelines.runpod import RunPodClient
+from pipelines.runpod import RunPodClient, Timer
+from pipelines.runs import RunHandle, list_runs
 from pipelines.submit import resume, status
+from tests.contract.world import START, make_plan, reference_execution, stack_for, write_plan
 from tests.pipelines.night import Night, night
 
 BOUND_S = 40.0
@@ -249,6 +255,21 @@ async def test_a_queue_that_does_not_move_is_named_within_minutes(tmp_path: Path
         assert "throttled" in named[0].text
 
 
+async def test_a_runpod_that_cannot_be_reached_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
+    class Away(Wrapped):
+        async def run(self, request: JobRequest) -> str:
+            raise EndpointUnreachable("no connection")
+
+        async def health(self) -> Health:
+            raise EndpointUnreachable("no connection")
+
+    async with night(tmp_path) as found:
+        result = await bounded(found.drive(jobs=Away(found.jobs()), tuning=Tuning(stall_named_s=120.0, stall_ends_s=240.0)))
+        assert (result.state, result.cause) == ("stalled", "unreachable")
+        assert result.attempts == 0 or result.usd_estimated == 0
+        check_complete(found, await bounded(found.drive()))
+
+
 async def test_only_low_priority_work_gets_an_ordinary_job_that_wakes_a_worker(tmp_path: Path) -> None:
     """The workers went away and lowPriority jobs alone would wait for ever."""
     holder: list[Night] = []
@@ -391,3 +412,83 @@ def test_the_ledger_refuses_a_file_from_the_future(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(InfrastructureError, match="newer Nightbatch"):
         Ledger(path)
+
+
+async def test_a_tick_costs_the_same_few_requests_however_many_shards_there_are(tmp_path: Path) -> None:
+    counts: list[int] = []
+    for shards in (4, 200):
+        plan = make_plan(shards=shards, pace=1)
+        store = MemoryStore(Objects(instant=START))
+        asked: list[str] = []
+
+        class Counted:
+            async def run(self, request: JobRequest) -> str:
+                return f"job-{request.input.attempt}"
+
+            async def status(self, job_id: str) -> JobStatus:
+                return JobStatus("IN_QUEUE")
+
+            async def cancel(self, job_id: str) -> None:
+                raise AssertionError("nothing is cancelled")
+
+            async def health(self) -> Health:
+                return Health(in_queue=1)
+
+            async def close(self) -> None:
+                return None
+
+        async def count(op: str, key: str, asked: list[str] = asked) -> None:
+            asked.append(op)
+
+        driver = Driver(
+            RunHandle(RunUri.parse(plan.run), plan), stack=stack_for(plan), jobs=Counted(), store=store, rules=rules_for(plan), client="aa"
+        )
+        for _ in range(3):
+            await driver.step()
+        store.hook = count
+        for _ in range(10):
+            await driver.step()
+        counts.append(len(asked))
+    assert counts[0] == counts[1] <= 10 * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["conditional", "last-writer"])
+async def test_two_clients_and_workers_over_a_real_s3_server(tmp_path: Path, mode: Any) -> None:
+    """Real time, real conditional writes; as last-writer the same server stands in for one that has none."""
+    server = SeaweedS3(tmp_path / "s3", "nightbatch", KeyPair("client-id", "client-secret"), KeyPair("worker-id", "worker-secret"))
+    await server.start()
+    stores: list[S3Store] = []
+
+    def store(keys: Any) -> S3Store:
+        stores.append(S3Store(keys, mode=mode))
+        return stores[-1]
+
+    try:
+        settings: dict[str, Any] = {"run": "s3://nightbatch/runs/test-abababab", "endpoint_url": server.endpoint_url}
+        async with night(tmp_path / "night", shards=12, mode=mode, rate=1.0, work_s=0.0, **settings) as found:
+            worker_store = store(server.worker_config)
+
+            async def work(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+                return await reference_execution(job, worker_store, worker.id, secrets.token_hex(8), found.computed.append)
+
+            found.work = work  # type: ignore[method-assign]
+            first = store(server.client_config)
+            await write_plan(first, found.plan)
+            results = await asyncio.wait_for(
+                asyncio.gather(
+                    found.drive(store=first, client="aa", timer=Timer()),
+                    found.drive(store=store(server.client_config), client="bb", timer=Timer()),
+                ),
+                100,
+            )
+            assert {(r.state, r.ok + r.failed) for r in results} == {("complete", 24)}
+            assert sorted(found.computed) == [s.shard for s in found.plan.shards], "no shard is computed twice"
+            report = await status(found.plan.run, stack=found.stack, store=store(server.client_config))
+            assert (report.state, report.shards["done"], report.attempts >= 12) == ("complete", 12, True)
+            (listed,) = await list_runs(first)
+            assert listed.run_id == found.plan.run_id
+    finally:
+        for opened in stores:
+            await opened.close()
+        await server.stop()
