@@ -114,7 +114,11 @@ async def test_kill_9_of_the_guard_takes_the_command_along(tmp_path: Path) -> No
 
 
 async def test_terminate_goes_to_the_command_which_may_finish(tmp_path: Path) -> None:
-    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(4)); print('up', flush=True); time.sleep(60)"
+    # a handler and a sleep would leave an instant in which the signal has come and the sleep begins nevertheless
+    code = (
+        "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); print('up', flush=True); "
+        "signal.sigwait({signal.SIGTERM}); sys.exit(4)"
+    )
     process = await start(sys.executable, "-c", code, place=tmp_path)
     await eventually(lambda: (tmp_path / "log").read_text() == "up\n")
     process.terminate()
