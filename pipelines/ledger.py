@@ -100,7 +100,11 @@ class Ledger:
     def _migrate(self) -> None:
         if apsw.SQLITE_VERSION_NUMBER < FIXED_SQLITE:
             raise InfrastructureError(f"SQLite {apsw.sqlite_lib_version()} has the WAL-reset bug.", fix="Install a newer apsw.")
-        with self._db:
+        if int(self._db.pragma("user_version")) == len(MIGRATIONS):
+            return
+        # IMMEDIATE: a transaction that begins by reading cannot wait for another writer once it comes to write.
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
             version = int(self._db.pragma("user_version"))
             if version > len(MIGRATIONS):
                 raise InfrastructureError(
@@ -111,6 +115,10 @@ class Ledger:
             for step in MIGRATIONS[version:]:
                 self._db.execute(step)
             self._db.pragma("user_version", len(MIGRATIONS))
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
 
     def run(self, uri: str, *, run_id: str, stack: str, state: str, rows: int, ok: int, failed: int, created_at: datetime) -> None:
         """This machine works on a run, and how it stands."""
