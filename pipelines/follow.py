@@ -652,6 +652,8 @@ class Driver:
 
     def record_run(self, state: str) -> None:
         """The run's line in the ledger."""
+        if self.ledger is None:
+            return
         ok, failed = rows_done(survey(self.state(), self.store.now(), self.tuning).tree.leaves)
         plan = self.run.plan
         self._in_ledger(

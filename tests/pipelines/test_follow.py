@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import EndpointUnavailable, EndpointUnreachable, InfrastructureError
+from contract.errors import EndpointAuth, EndpointUnavailable, EndpointUnreachable, InfrastructureError
 from contract.keys import RunUri
 from contract.memory import MemoryStore, Objects
 from contract.models import JobRequest, PartCommit, decode, encode
@@ -161,6 +161,27 @@ async def test_a_killed_client_is_succeeded_by_another_from_the_store_alone(tmp_
         result = await bounded(resume(str(found.run.uri), stack=found.stack, store=found.store(), jobs=found.jobs(), timer=found.timer))
         check_complete(found, result)
         assert len(found.computed) == 8, "no shard is computed twice"
+
+
+async def test_an_interrupted_client_leaves_its_job_ids_in_the_journal(tmp_path: Path) -> None:
+    async with night(tmp_path, shards=8, work_s=30.0) as found:
+        task = asyncio.ensure_future(found.drive(tuning=Tuning(note_flush_s=3600.0)))
+        await found.until(lambda: any(isinstance(e, Sent) for e in found.events))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        report = await status(str(found.run.uri), stack=found.stack, store=found.store())
+        assert report.outstanding
+        assert all(s.attempt.job_id for s in report.outstanding)
+
+
+async def test_a_wrong_api_key_is_said_before_anything_is_sent(tmp_path: Path) -> None:
+    async with night(tmp_path) as found:
+        wrong = RunPodClient(api_url=found.emulator.base_url, endpoint_id="ep1", api_key="wrong")
+        with pytest.raises(EndpointAuth, match="RUNPOD_API_KEY"):
+            await bounded(found.drive(jobs=wrong))
+        await wrong.close()
+        assert not [key for key in found.objects.data if "/journal/" in key]
 
 
 async def test_two_clients_share_one_run(tmp_path: Path) -> None:
