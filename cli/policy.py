@@ -215,7 +215,14 @@ def _report(code: int, what: str, *, where: str | None = None, fix: str | None =
     sentence = " ".join(part for part in (f"{where}: {what}" if where else what, fix) if part)
     print(session.clean(f"nightbatch: {sentence}"), file=sys.stderr)
     if session.json_output:
-        record: dict[str, Any] = {"run": session.run, "state": "error", "error": what, "where": where, "fix": fix, "exit_code": code}
+        record: dict[str, Any] = {
+            "run": session.run,
+            "state": "interrupted" if code == INTERRUPTED else "error",
+            "error": what,
+            "where": where,
+            "fix": fix,
+            "exit_code": code,
+        }
         if details:
             record["details"] = list(details)
         print(session.clean(json.dumps(record)))

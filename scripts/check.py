@@ -43,13 +43,19 @@ def say(text: str) -> None:
 
 
 def run(command: list[str]) -> int:
-    """Run in the foreground; Ctrl-C reaches the child too, and is waited for."""
+    """Run in the foreground. Ctrl-C reaches the child too; it is waited for, and then everything ends."""
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+    interrupted = False
     while True:
         try:
-            return process.wait()
+            status = process.wait()
+            break
         except KeyboardInterrupt:
+            interrupted = True
             process.send_signal(signal.SIGINT)
+    if interrupted:
+        raise KeyboardInterrupt
+    return status
 
 
 def count(report: Path) -> Counter[str]:
@@ -112,4 +118,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        say("\ninterrupted")
+        raise SystemExit(130) from None
