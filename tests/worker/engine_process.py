@@ -1,7 +1,8 @@
 # tests/worker: runs in the worker's own environment: shards through the real handler and real vLLM, over stores in memory.
-"""stdin: {"shards": [[{id, url, body}, …], …], "deadly": [rows] | null, "reference": bool}; stdout's last line: what came of it, as JSON.
+"""stdin: {"shards": [[{id, url, body}, …], …], "cancel": [rows], "deadly": [rows], "reference": bool}; stdout's last line: what came of it.
 
-All shards run at once. `deadly` runs afterwards and is expected to kill the engine. `reference`: also embed with transformers, mean-pooled.
+All shards run at once. Then `cancel` is cancelled once its first rows are kept, and its first row runs again. `deadly` is to kill
+the engine. `reference`: also embed with transformers, mean-pooled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contract.lines import decompress_lines
 from contract.memory import MemoryStore
 from contract.models import Commit, PartCommit, S3Config, TaskSpec, decode
 from worker.engine.launch import launch
-from worker.execution import Identity
+from worker.execution import Identity, PiecePolicy
 from worker.handler import Worker
 from worker.models import resolve
 from worker.redact import Redactor
@@ -38,11 +39,18 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
         return stores[keys.bucketName]
 
     worker = Worker(
-        settings, engine, identity=Identity("w"), redactor=Redactor(), leave=left.append, make_store=make_store, control_s=3600.0
+        settings,
+        engine,
+        identity=Identity("w"),
+        redactor=Redactor(),
+        leave=left.append,
+        make_store=make_store,
+        control_s=3600.0,
+        pieces=PiecePolicy(seconds=0.0, share=0.01),
     )
 
     async def run(bucket: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        store = stores[bucket] = MemoryStore(bucket=bucket)
+        store = stores.setdefault(bucket, MemoryStore(bucket=bucket))
         made = await sample_job(store, TaskSpec(kind=settings.kind, model=settings.served_name), [SampleRow(**row) for row in rows])
         keys = {"accessId": "key-id", "accessSecret": "key-secret", "bucketName": bucket, "endpointUrl": "memory:"}
         return await worker.handle({"id": bucket, "input": as_input(made), "s3Config": keys})
@@ -58,6 +66,26 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
     if order.get("reference"):
         texts = [row["body"]["input"] for rows in order["shards"] for row in rows]
         found["reference"] = reference(resolve(settings.model), texts)
+    if order.get("cancel"):
+        kept = asyncio.Event()
+
+        async def note(op: str, key: str) -> None:
+            if "/pieces/" in key:
+                kept.set()
+
+        stores["cancel"] = MemoryStore(bucket="cancel", after=note)
+        task = asyncio.ensure_future(run("cancel", order["cancel"]))
+        await asyncio.wait_for(kept.wait(), 120)
+        task.cancel()
+        await asyncio.wait([task])
+        data = stores["cancel"].objects.data
+        ends = [msgspec.json.decode(value) for key, value in data.items() if "/ends/" in key]
+        found["cancel"] = {
+            "cancelled": task.cancelled(),
+            "ends": ends,
+            "keys": sorted(data),
+            "again": await run("again", order["cancel"][:1]),
+        }
     if order.get("deadly"):
         answer = await run("deadly", order["deadly"])
         await asyncio.sleep(0)

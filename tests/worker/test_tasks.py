@@ -360,6 +360,12 @@ def test_a_completion_answer_has_openais_shape() -> None:
     assert (body["choices"][1]["finish_reason"], body["choices"][1]["stop_reason"]) == ("stop", "END")
 
 
+def test_of_two_tokens_with_the_same_text_the_likelier_one_keeps_its_logprob() -> None:
+    choice = Choice(0, "\ufffd", 1, "length", None, (step("\ufffd", -0.5, ("\ufffd", -3.0)),))
+    body = json.loads(answer(CompletionUrl, Generated(0, 1, (choice,)), ident="x", created=1, model="m"))
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}]
+
+
 def test_a_structured_answer_that_was_cut_off_is_a_failed_row_that_says_how_it_began() -> None:
     error = incomplete(Generated(0, 5, (Choice(0, '{"a": 1', 4, "length"),), structured=True))
     assert error is not None

@@ -87,8 +87,16 @@ def _completion_logprobs(steps: tuple[StepLogprobs, ...]) -> dict[str, Any]:
         "text_offset": offsets,
         "token_logprobs": [step.chosen.logprob for step in steps],
         "tokens": [step.chosen.token for step in steps],
-        "top_logprobs": [{one.token: _finite(one.logprob) for one in step.top} or None for step in steps],
+        "top_logprobs": [_by_text(step.top) for step in steps],
     }
+
+
+def _by_text(top: tuple[TokenLogprob, ...]) -> dict[str, float] | None:
+    """Two tokens may have the same text (halves of a character do): the first, which is the chosen or the likelier one, keeps it."""
+    found: dict[str, float] = {}
+    for one in top:
+        found.setdefault(one.token, _finite(one.logprob))
+    return found or None
 
 
 def _finite(logprob: float | None) -> float:
