@@ -390,9 +390,12 @@ asyncio.run(main())
 """
 
 
-def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_one_tidies_up(tmp_path: Path, repo: Path) -> None:
+def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_one_tidies_up(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, repo: Path
+) -> None:
     out = tmp_path / "rows.jsonl"
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(out), "hold"], cwd=repo, stdout=subprocess.PIPE)
+    env = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("scratch"))}
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(out), "hold"], cwd=repo, env=env, stdout=subprocess.PIPE)
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"reached\n"
@@ -400,7 +403,7 @@ def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_one_tidies_up(
     left = [p.name for p in tmp_path.iterdir()]
     assert left
     assert all(name.startswith(".") and name.endswith(".tmp") for name in left)
-    subprocess.run([sys.executable, "-c", CHILD, str(out), "go on"], cwd=repo, check=True)
+    subprocess.run([sys.executable, "-c", CHILD, str(out), "go on"], cwd=repo, env=env, check=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.errors.jsonl", "rows.jsonl", "rows.jsonl.seal.json"]
     assert len(json_lines(out)) == 40
 

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -112,12 +112,8 @@ def test_vectors_survive_any_order_and_any_length(order: list[int], dimensions: 
             "tokens": pa.array(order, pa.int32()),
         }
     )
-    path = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / f"nightbatch-test-{hashlib.sha256(repr(order).encode()).hexdigest()}"
-    path.write_bytes(parquet_bytes(table))
-    try:
-        read = read_part(path, "embed", where="x")
-    finally:
-        path.unlink()
+    with TemporaryDirectory() as folder:
+        read = read_part(written(Path(folder), parquet_bytes(table)), "embed", where="x")
     assert isinstance(read, EmbedRows)
     assert np.array_equal(read.vectors(), vectors)
 
