@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ FAKE_UV = """#!/bin/sh
 echo "$@" >> "$UV_LOG"
 case "$*" in
   *--torch-backend*) exit "${CPU_INDEX:-1}" ;;
-  venv*) for last; do :; done; mkdir -p "$last/bin"; ln -sf /bin/true "$last/bin/python" ;;
+  venv*) sleep "${SLOW:-0}"; for last; do :; done; mkdir -p "$last/bin"; ln -sf /bin/true "$last/bin/python" ;;
   *worker-base*) exit "${BASE:-0}" ;;
 esac
 """
@@ -125,6 +126,14 @@ def test_a_build_that_failed_half_way_is_not_taken_for_an_environment(worker_env
     code, python, said, _ = worker_env()
     assert code == 0
     assert "interrupted build" in said
+
+
+def test_two_at_once_build_one_environment(worker_env) -> None:  # type: ignore[no-untyped-def]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (future.result() for future in [pool.submit(worker_env, SLOW="1") for _ in range(2)])
+    assert first[:2] == second[:2]
+    assert first[0] == 0
+    assert sum("building the worker's environment" in said for _, _, said, _ in (first, second)) == 1
 
 
 def test_a_missing_uv_is_said_with_what_to_do(worker_env) -> None:  # type: ignore[no-untyped-def]
