@@ -53,7 +53,7 @@ class FastClock:
     not run away from those who live in it. Time then passes more slowly, but everything still happens in its order.
     """
 
-    def __init__(self, rate: float = 100.0, start: float | None = None, stall_s: float = 0.01) -> None:
+    def __init__(self, rate: float = 100.0, start: float | None = None, stall_s: float = 0.05) -> None:
         if rate <= 0:
             raise ValueError(f"rate must be above 0, not {rate}")
         self.rate = rate

@@ -103,15 +103,15 @@ async def test_runsync_longer_than_the_edge_allows_is_cut_with_524(tmp_path: Pat
 
 
 async def test_a_sync_result_is_gone_after_a_minute_and_an_async_one_after_thirty(tmp_path: Path) -> None:
-    async with emulated(tmp_path, ONE, scripts={"e": Script(echo)}, clock=FastClock(2000)) as (emulator, api):
+    async with emulated(tmp_path, ONE, scripts={"e": Script(echo)}, clock=FastClock(1000)) as (emulator, api):
         job = await api.run()
         begun = emulator.clock.time()
         _, answer = await api.call("POST", "runsync", {"input": "x"})
         await api.until(answer["id"], "GONE")
-        assert 60 <= emulator.clock.time() - begun < 600
+        assert emulator.clock.time() - begun >= 60
         assert (await api.status(job))["status"] == "COMPLETED"
         await api.until(job, "GONE")
-        assert 1800 <= emulator.clock.time() - begun < 3600
+        assert emulator.clock.time() - begun >= 1800
 
 
 async def test_a_ttl_deletes_a_queued_job(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_a_ttl_deletes_a_running_job_whose_result_is_then_refused_with_404
     gate = Gate()
     statuses: list[int] = []
     async with emulated(tmp_path, ONE, scripts={"e": Script(gate.handler)}) as (emulator, api):
-        job = await api.run(policy={"ttl": 10_000})
+        job = await api.run(policy={"ttl": 60_000})
         await api.until(job, "IN_PROGRESS")
         await api.until(job, "GONE")
         # the worker knows nothing of it: it works on, and is billed
@@ -139,13 +139,14 @@ async def test_a_ttl_deletes_a_running_job_whose_result_is_then_refused_with_404
 
 
 async def test_status_can_reset_the_ttl(tmp_path: Path) -> None:
-    async with emulated(tmp_path, NONE) as (_, api):
+    async with emulated(tmp_path, NONE) as (emulator, api):
         job = await api.run()
         assert (await api.call("GET", f"status/{job}?ttl=6000"))[1]["status"] == "IN_QUEUE"
         await api.until(job, "GONE")
-        kept = await api.run(policy={"ttl": 10_000})
-        await api.call("GET", f"status/{kept}?ttl=100000")
-        await asyncio.sleep(0.15)
+        begun = emulator.clock.time()
+        kept = await api.run(policy={"ttl": 60_000})
+        await api.call("GET", f"status/{kept}?ttl=1000000")
+        await eventually(lambda: emulator.clock.time() - begun > 100)
         assert (await api.status(kept))["status"] == "IN_QUEUE"
 
 
@@ -247,11 +248,11 @@ async def test_a_result_posted_twice_counts_once(tmp_path: Path) -> None:
 
 
 async def test_too_many_requests_in_ten_seconds_are_429_until_the_window_has_passed(tmp_path: Path) -> None:
-    async with emulated(tmp_path, NONE) as (emulator, api):
+    async with emulated(tmp_path, NONE, clock=FastClock(10)) as (emulator, api):
         begun = emulator.clock.time()
         assert [(await api.call("POST", "purge-queue"))[0] for _ in range(3)] == [200, 200, 429]
         while (await api.call("POST", "purge-queue"))[0] == 429:
-            assert emulator.clock.time() - begun < 20
+            assert emulator.clock.time() - begun < 100
             await asyncio.sleep(0.005)
         assert emulator.clock.time() - begun >= 10
 

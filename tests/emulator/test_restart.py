@@ -61,8 +61,8 @@ async def test_a_running_job_of_an_emulator_that_died_is_delivered_again_when_it
         job = await api.run()
         await api.until(job, "IN_PROGRESS")
         await dying.stop(graceful=False)  # its workers die with it, and nothing is posted
+    begun = clock.time()
     async with emulated(tmp_path, ONE, scripts={"e": Script(echo)}, clock=clock) as (emulator, api):
-        begun = emulator.clock.time()
         assert (await api.status(job))["status"] == "IN_PROGRESS"
         done = await api.until(job, "COMPLETED")
         assert done["retries"] == 1

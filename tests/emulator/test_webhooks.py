@@ -31,12 +31,12 @@ async def test_a_refused_webhook_is_sent_twice_more_10_s_apart_and_then_given_up
         Receiver(500, 404, 302, 200).listening() as receiver,
         emulated(tmp_path, ONE, scripts={"e": Script(echo)}) as (emulator, api),
     ):
+        begun = emulator.clock.time()
         job = await api.run(webhook=receiver.url)
         await api.until(job, "COMPLETED")
-        begun = emulator.clock.time()
         await emulator.webhooks.drained()
         assert len(receiver.got) == 3
-        assert 19 <= emulator.clock.time() - begun < 60
+        assert emulator.clock.time() - begun >= 20
         assert emulator.webhooks.given_up == 1
         assert (await api.status(job))["status"] == "COMPLETED"
 
@@ -135,11 +135,10 @@ async def test_a_webhook_can_be_lost_doubled_or_answered_for(tmp_path: Path, act
 async def test_a_webhook_can_be_late(tmp_path: Path) -> None:
     async with Receiver().listening() as receiver, emulated(tmp_path, ONE, scripts={"e": Script(echo)}) as (emulator, api):
         with emulator.seam.hook(lambda m: Action(delay_s=60) if m.kind == "webhook" else PASS):
-            job = await api.run(webhook=receiver.url)
-            await api.until(job, "COMPLETED")
             begun = emulator.clock.time()
+            await api.until(await api.run(webhook=receiver.url), "COMPLETED")
             await emulator.webhooks.drained()
-        assert emulator.clock.time() - begun >= 50
+        assert emulator.clock.time() - begun >= 60
         assert len(receiver.got) == 1
 
 
