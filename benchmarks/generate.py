@@ -8,7 +8,7 @@ from benchmarks.rows import chat_rows
 from benchmarks.versus import Duel, fight
 
 ENGINE = Engine("smollm2", "generate", max_model_len=512)
-DUEL = Duel("generate", "generate", ENGINE, chat_rows, count=120, quick_count=24, targets={1: 0.9, 2: 0.9})
+DUEL = Duel("generate", "generate", ENGINE, chat_rows, count=96, quick_count=24, targets={1: 0.9, 2: 0.9})
 
 
 def measure(options: Options) -> Result:

@@ -37,7 +37,7 @@ async def _measure(options: Options) -> Result:
     settings: dict[str, Any] = {"in_flight": IN_FLIGHT, "threads": THREADS, "versions": versions(options.python())}
     lines: list[Line] = []
     for engine, make, count, target in (
-        (SMOLLM2, chat_rows, 24 if options.quick else 120, SMOLLM2_TARGET),
+        (SMOLLM2, chat_rows, 24 if options.quick else 96, SMOLLM2_TARGET),
         (TINY, short_rows, 256 if options.quick else 1024, TINY_TARGET),
     ):
         ours, theirs = await _both(options, engine, make(count, engine.model), make)
