@@ -25,10 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("contract", "worker", "pipelines", "nights", "emulator", "cli", "infra", "benchmarks", "tests", "scripts", "examples")
 STEPS = ("lint", "types", "fast", "slow", "heavy")
-# Two processes for tests that wait or compute a little; one after another for those that measure, or load an engine.
+# Two processes where tests wait or compute on one core; one after another where they load engines, which want both.
 SELECTIONS = {
     "fast": ("not slow and not engine and not e2e", ["-n", "2", "--dist", "loadfile"]),
-    "slow": ("slow and not engine and not e2e", []),
+    "slow": ("slow and not engine and not e2e", ["-n", "2", "--dist", "load"]),
     "heavy": ("engine or e2e", []),
 }
 NO_TESTS = 5  # pytest's exit status when a selection is empty
