@@ -869,10 +869,12 @@ def sends_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEF
     actions: list[Action] = []
     stale: list[AttemptNote] = []
     again: list[Key] = []
+    too_many = rules.scaler == "QUEUE_DELAY" and live_workers(state, seen) + seen.queued_ordinary > rules.pace
     for found in seen.queued:
         if found.state is AttemptState.INTENDED and found.attempt.client == state.client:
-            fresh = not _passed(found.attempt.intent.sent_at, tuning.fresh_s, now) and found.attempt.intent.epoch == state.control.epoch
-            if fresh:
+            wanted = found.attempt.intent
+            fresh = not _passed(wanted.sent_at, tuning.fresh_s, now) and wanted.epoch == state.control.epoch
+            if fresh and (wanted.low_priority or not too_many):
                 again.append(found.attempt.key)
             else:
                 stale.append(note_for(found.attempt, "rejected", now, cause="not_sent"))

@@ -11,7 +11,6 @@ argument).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -73,7 +72,7 @@ class Journal:
         self._keep(standing, key)
         await self._list()
         fresh = self._take()
-        return standing == data and not intents_of(e for e in fresh if e.client != self.client), fresh
+        return standing == data and all(e.client == self.client for e in fresh), fresh
 
     async def _read_on(self) -> None:
         """Conditional store: numbers follow each other without gaps, so the first absent one is the end."""
@@ -132,8 +131,3 @@ def _number(name: str) -> int | None:
     """`000017-ab12.json` -> 17."""
     digits = name[: -len(".json")].partition("-")[0]
     return int(digits) if digits.isdigit() else None
-
-
-def intents_of(entries: Iterable[JournalEntry]) -> tuple[Intent, ...]:
-    """All intents of these entries, in order."""
-    return tuple(intent for entry in entries for intent in entry.intents)

@@ -238,6 +238,25 @@ class IgnoresTheBudget(Protocol):
     driver = SpendthriftDriver
 
 
+class RestlessDriver(Driver):
+    """Decides as if no worker lived and nothing were queued."""
+
+    async def step(self) -> Any:
+        self.deciding = True
+        try:
+            return await super().step()
+        finally:
+            self.deciding = False
+
+    def state(self) -> Any:
+        found = super().state()
+        return replace(found, rules=replace(self.rules, pace=self.rules.pace + 2)) if getattr(self, "deciding", False) else found
+
+
+class IgnoresThePace(Protocol):
+    driver = RestlessDriver
+
+
 async def deaf_worker(job: Any, store: Any, worker_id: str, execution: str, computing: Any) -> Any:
     """Reaches the engine before it has looked at control and commit."""
     computing(job["input"]["shard"])
@@ -273,6 +292,7 @@ class IgnoresTheOtherClient(Protocol):
         (SendsWithoutJournal, "invariant 5: .* without an intent"),
         (IgnoresTheBudget, "invariant 5: .* of a budget"),
         (ComputesFirst, "invariant 7: "),
+        (IgnoresThePace, "invariant 9: "),
         (IgnoresTheOtherClient, "accepted twice|of a budget"),
     ],
     ids=lambda given: given.__name__ if isinstance(given, type) else "",

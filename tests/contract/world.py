@@ -49,7 +49,7 @@ from contract.models import (
     decode,
     encode,
 )
-from contract.protocol import Health, JobStatus, Rules, Tuning, rules_for
+from contract.protocol import Health, JobStatus, Rules, Tuning, live_workers, rules_for, survey
 from contract.rows import InputDigest, RowError, ShardDigest, row_digest
 from contract.store import Store, get_or_none, put_first, put_object
 from pipelines.follow import Driver, Event
@@ -286,8 +286,11 @@ class Platform:
 
     def status_of(self, job_id: str) -> JobStatus:
         job = self.jobs.get(job_id)
-        if job is None or self.world.objects.instant >= job.expires_at:
+        now = self.world.objects.instant
+        if job is None or now >= job.expires_at:
             return JobStatus(None)
+        if job.over_since is not None and now >= job.over_since + timedelta(minutes=30):
+            return JobStatus(None)  # the result's retention is over
         outcome = job.output.get("outcome") if isinstance(job.output, dict) else None
         return JobStatus(job.status, outcome)
 
@@ -333,6 +336,7 @@ class TurnJobs:
         self._actor = actor
 
     async def run(self, request: JobRequest) -> str:
+        self._world.check_pace(self._actor, request)
         outcome = await self._world.scheduler.turn(self._actor, "run", request.input.shard)
         if outcome == "lost_request":
             if self._world.rng.random() < 0.5:
@@ -660,6 +664,17 @@ class World:
             spent = sum(self._true_cost(other) for other in (*self.platform.jobs.values(), job))
             if spent > budget + 1e-9:
                 self.broken.append(f"invariant 5: ${spent:.3f} spent and reserved of a budget of ${budget:.3f}")
+
+    def check_pace(self, actor: str, request: JobRequest) -> None:
+        """Invariant 9, by what the client knew when it sent."""
+        driver = self.clients[actor].driver
+        if request.policy.lowPriority or self.plan.infra.scaler != "QUEUE_DELAY":
+            return
+        state = driver.state()
+        seen = survey(state, driver.store.now(), self.tuning)
+        total = live_workers(state, seen) + seen.queued_ordinary
+        if total > driver.rules.pace:
+            self.broken.append(f"invariant 9: {total} live workers and queued ordinary jobs at a pace of {driver.rules.pace}")
 
     def _true_cost(self, job: Job) -> float:
         """What a job has cost or may cost by one execution, by RunPod's own view and the markers that stand.
