@@ -4,24 +4,30 @@ workers on the unmodified SDK, and a look into every object that they leave."""
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
+
+import pyarrow.parquet as pq
 
 from contract.facts import Stack
 from contract.keys import RunKeys, RunUri
 from contract.lines import decompress_lines
 from contract.models import Intent, JournalEntry, Plan, decode
 from contract.store import S3Store
-from emulator import EmulatorConfig, EndpointConfig, local
+from emulator import Emulator, EmulatorConfig, EndpointConfig, local
 from pipelines.pack import RULES
 from tests.emulator.kit import processes_of
 from worker.models import cache_root
@@ -317,6 +323,39 @@ class House:
         (run,) = eventually(lambda: self.runs() - self.seen, "the run is planned")
         return run
 
+    def new_run_named(self, part: str) -> str:
+        """The run that is planned and has this in its name."""
+        (run,) = eventually(lambda: {run for run in self.runs() if part in run}, "the run is planned")
+        return run
+
+
+class WatchedHouse(House):
+    """A house whose emulator runs in a thread of the tests, so that a test can reach its seam for faults."""
+
+    emulator: Emulator
+
+    def up(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="emulator")
+        self._thread.start()
+        self.emulator = Emulator(self.config)
+        self.in_emulator(self.emulator.start())
+
+    def down(self) -> None:
+        try:
+            self.in_emulator(self.emulator.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+
+    def in_emulator(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    @property
+    def stack(self) -> Stack:
+        return self.emulator.stack()
+
 
 @dataclass(frozen=True)
 class RunObjects:
@@ -364,12 +403,62 @@ class RunObjects:
         entries: list[JournalEntry] = [decode(data, JournalEntry, where=name) for name, data in sorted(self.under("journal").items())]
         return [intent for entry in entries for intent in entry.intents]
 
-    def open_text(self) -> Iterator[tuple[str, bytes]]:
-        """Every object as its bytes, and decompressed where it is compressed."""
-        for key, data in self.data.items():
-            yield key, data
-            if key.endswith(".zst"):
-                yield f"{key} (decompressed)", b"\n".join(decompress_lines(data, where=key))
+# --- secrets -------------------------------------------------------------------------------------------------------------------------
+
+KEEPERS = ("identity.json", "facts.json", "identities.json", "state.sqlite")
+"""Files of the emulator that hold keys, being RunPod, S3 and the stack's facts: all of mode 0600. Nobody else keeps one."""
+
+
+def secrets_in(data: bytes, secrets: Iterable[str]) -> list[str]:
+    """Which of them are there, also as base64 or escaped."""
+    forms = {
+        secret: (secret.encode(), secret[::-1].encode(), base64.b64encode(secret.encode()).rstrip(b"="), quote(secret, safe="").encode())
+        for secret in secrets
+    }
+    return [secret for secret, shapes in forms.items() if any(shape in data for shape in shapes)]
+
+
+def leaks_in_files(folder: Path, secrets: Iterable[str]) -> list[str]:
+    """Files below a folder that hold a secret, the keepers left out; those that the keepers hold must be their owner's alone."""
+    found, secrets = [], list(secrets)
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        if path.name.startswith(KEEPERS):
+            if path.stat().st_mode & 0o077:
+                found.append(f"{path} can be read by others")
+            continue
+        found += [f"{path}: {secret}" for secret in secrets_in(path.read_bytes(), secrets)]
+    return found
+
+
+def leaks_in_objects(house: House, secrets: Iterable[str]) -> list[str]:
+    """Objects of the bucket that hold a secret, compressed or not."""
+    found, secrets = [], list(secrets)
+    for key, data in house.objects().items():
+        shapes = [data]
+        if key.endswith(".zst"):
+            shapes.append(b"\n".join(decompress_lines(data, where=key)))
+        elif key.endswith(".parquet"):
+            table = pq.read_table(io.BytesIO(data))
+            shapes.append(repr((table.schema.metadata, table.to_pylist())).encode())
+        found += [f"s3 {key}: {secret}" for shape in shapes for secret in secrets_in(shape, secrets)]
+    return found
+
+
+def leaks_in_processes(secrets: Iterable[str]) -> list[str]:
+    """Command lines on this machine that hold a secret: everybody can read those."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+        found += [f"process {entry.name}: {secret}" for secret in secrets_in(command, secrets)]
+    return found
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------------------------
 
 
 def question_rows(path: Path, count: int, *, start: int = 0, text: str = "What is row {n} about, and why?") -> Path:
