@@ -37,10 +37,15 @@ class CancelResult:
 
 
 async def set_control(store: Store, keys: RunKeys, plan: Plan, *, mode: RunMode, by: str, reason: str | None, raise_epoch: bool) -> Control:
-    """Write control.json: the next epoch, or the same one with another mode. Nobody's higher epoch is ever taken back."""
+    """Write control.json: the next epoch, or the same one with another mode. Nobody's higher epoch is ever taken back; without
+    `raise_epoch` a cancel that comes in between stands, and is returned."""
     last: Exception | None = None
+    first: int | None = None
     for _ in range(TRIES):
         standing, etag = await read_control(store, keys, plan)
+        first = standing.epoch if first is None else first
+        if not raise_epoch and standing.epoch > first:
+            return standing
         wanted = Control(
             plan=plan.plan_id, epoch=standing.epoch + (1 if raise_epoch else 0), mode=mode, at=store.now(), by=by, reason=reason
         )

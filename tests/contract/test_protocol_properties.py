@@ -22,7 +22,7 @@ from tests.contract.world import Execute, World, make_plan, real_execution, refe
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 QUICK = settings(COMMON, max_examples=120, stateful_step_count=18, derandomize=True)
-LONG = settings(COMMON, max_examples=1500, stateful_step_count=40, print_blob=True)
+LONG = settings(COMMON, max_examples=400, stateful_step_count=40, print_blob=True)
 
 
 class Protocol(RuleBasedStateMachine):

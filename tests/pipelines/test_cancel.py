@@ -72,6 +72,25 @@ async def test_two_at_once_never_take_an_epoch_back() -> None:
     assert control.epoch >= 1
 
 
+async def test_a_cancel_that_comes_while_a_run_is_resumed_stands() -> None:
+    store = MemoryStore(Objects(instant=START), mode="conditional")
+    await raised(store, "a")
+    late = MemoryStore(store.objects, mode="conditional")
+
+    async def cancel_in_between(op: str, key: str) -> None:
+        if op == "put_if_match":
+            late.hook = quiet
+            await raised(store, "b")
+
+    async def quiet(op: str, key: str) -> None:
+        return None
+
+    late.hook = cancel_in_between
+    control = await set_control(late, KEYS, PLAN, mode="run", by="resume", reason=None, raise_epoch=False)
+    assert (control.epoch, control.mode, control.by) == (2, "stop", "b")
+    assert (await read_control(store, KEYS, PLAN))[0] == control
+
+
 async def test_a_lost_answer_is_looked_up(store: MemoryStore) -> None:
     failures = [1]
 
