@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from contract.facts import Stack
 from contract.keys import RunKeys, RunUri
 from contract.lines import decompress_lines
-from contract.models import Intent, JournalEntry, Plan, decode
+from contract.models import Intent, JournalEntry, Plan, TaskKind, decode
 from contract.store import S3Store
 from emulator import Emulator, EmulatorConfig, EndpointConfig, local
 from pipelines.pack import RULES
@@ -149,7 +149,7 @@ class Gate:
 # --- the house -----------------------------------------------------------------------------------------------------------------------
 
 
-def echo_endpoint(name: str, task: str, gate: Path, **settings: Any) -> EndpointConfig:
+def echo_endpoint(name: str, task: TaskKind, gate: Path, **settings: Any) -> EndpointConfig:
     """An endpoint whose workers echo. Its times are short: a worker is there at once, and a lost job comes back soon."""
     env = {
         "PYTHONPATH": str(ROOT),
@@ -402,6 +402,7 @@ class RunObjects:
     def intents(self) -> list[Intent]:
         entries: list[JournalEntry] = [decode(data, JournalEntry, where=name) for name, data in sorted(self.under("journal").items())]
         return [intent for entry in entries for intent in entry.intents]
+
 
 # --- secrets -------------------------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from tests.emulator.kit import processes_of
 
 pytestmark = pytest.mark.slow
 
-ROWS = 1280
 SHARDS = 10
+ROWS = SHARDS * PER_SHARD
 SLOTS = 2
 """Shards that run at once: one worker, two jobs."""
 

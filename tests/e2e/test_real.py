@@ -81,9 +81,7 @@ with torch.no_grad():
 """
 
 
-def test_embeddings_come_back_in_order_with_their_columns_and_are_the_models_own(
-    house: House, worker_python: Path, tmp_path: Path
-) -> None:
+def test_embeddings_come_back_in_order_with_their_columns_and_are_the_models_own(house: House, worker_python: Path, tmp_path: Path) -> None:
     out, given = tmp_path / "texts.parquet", texts(300)
     said = house.cli(*embed(TEXTS, out, "--limit", "300", "--json"), timeout_s=LONG_S)
     assert said.code == 0, said.err
@@ -91,7 +89,7 @@ def test_embeddings_come_back_in_order_with_their_columns_and_are_the_models_own
     assert record.keys() >= KEYS
     assert (record["state"], record["rows"], record["ok"], record["failed"]) == ("complete", 300, 300, 0)
     assert record["verified"] is True
-    assert 0 < record["usd_estimated"]
+    assert record["usd_estimated"] > 0
     assert 0 < record["worker_seconds"] <= record["seconds"] + 1
     assert record["whole"]["rows"] == 2400, "a trial prices the rest"
     assert said.out.count("\n") == 1, "one JSON object alone on stdout"
@@ -109,7 +107,7 @@ def test_embeddings_come_back_in_order_with_their_columns_and_are_the_models_own
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NIGHTBATCH_CACHE": str(CACHE)}
     done = subprocess.run([worker_python, "-c", MEAN_POOLING], input=asked, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    vectors = table["embedding"].to_pylist()
+    vectors: list[Any] = table["embedding"].to_pylist()
     for n, expected in zip(chosen, map(json.loads, done.stdout.splitlines()), strict=True):
         assert cosine(vectors[n], expected) >= 0.9999
     assert house.cli("verify", record["run"], "--out", out, "--inputs").code == 0

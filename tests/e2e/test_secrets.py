@@ -1,5 +1,5 @@
-"""Whatever a run leaves behind, and whatever goes wrong on its way, no secret is in it: objects, outputs, the ledger, logs of client, worker
-and emulator, webhooks, answers of jobs, command lines."""
+"""Whatever a run leaves behind, and whatever goes wrong on its way, no secret is in it: objects, outputs, the ledger, logs of client,
+worker and emulator, webhooks, answers of jobs, command lines."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class Ear:
 
 def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
     """Otherwise the tests below would pass whatever happens."""
-    for n, text in enumerate((SECRETS[0], f"x{SECRETS[3]}y", "cnBzX2NhbmFyeS9zZWNyZXQrb2Y9dGhlO2NsaWVudA==", "rps_canary%2Fsecret%2Bof%3Dthe%3Bclient")):
+    shapes = (SECRETS[0], f"x{SECRETS[3]}y", "cnBzX2NhbmFyeS9zZWNyZXQrb2Y9dGhlO2NsaWVudA==", "rps_canary%2Fsecret%2Bof%3Dthe%3Bclient")
+    for n, text in enumerate(shapes):
         (tmp_path / f"{n}.log").write_text(text)
     assert len(leaks_in_files(tmp_path, SECRETS)) == 4
     keeper = tmp_path / "facts.json"

@@ -15,8 +15,8 @@ from tests.e2e.house import PER_SHARD, House, RunObjects, Started, eventually, i
 
 pytestmark = pytest.mark.slow
 
-ROWS = 768
 SHARDS = 6
+ROWS = SHARDS * PER_SHARD
 RESERVE = (60 + 2 / 2) * 0.001
 """Dollars that one job may cost on the echo endpoint: its executionTimeout and its share of a cold start, at its price."""
 

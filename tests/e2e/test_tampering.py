@@ -1,5 +1,5 @@
-"""`verify` and `collect` against a bucket that somebody has changed: a part with a missing, doubled or altered row, also where the commit was
-made to fit, and output files that were changed afterwards."""
+"""`verify` and `collect` against a bucket that somebody has changed: a part with a missing, doubled or altered row, also where the commit
+was made to fit, and output files that were changed afterwards."""
 
 from __future__ import annotations
 

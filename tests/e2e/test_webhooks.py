@@ -1,4 +1,4 @@
-"""Webhooks are hints: lost, doubled, late, out of order or forged, they change no result. The emulator's seam does it to real deliveries."""
+"""Webhooks are hints: lost, doubled, late, out of order or forged, they change no result. The emulator's seam does it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from emulator import DROP, PASS, Action, Message
-from tests.e2e.house import PER_SHARD, Gate, RunObjects, WatchedHouse, answers, config_of, echo_endpoint, eventually, question_rows, standing
+from tests.e2e.house import (
+    PER_SHARD,
+    Gate,
+    RunObjects,
+    WatchedHouse,
+    answers,
+    config_of,
+    echo_endpoint,
+    eventually,
+    question_rows,
+    standing,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +122,7 @@ def post(url: str, body: bytes) -> int:
 
 
 def test_forged_webhooks_change_nothing(watched: WatchedHouse, dataset: Path, quiet: list[tuple[str, Any, Any]], tmp_path: Path) -> None:
-    """While the run's jobs wait in the engine: words of success and failure with no token, a wrong one, another shard's, and the right one."""
+    """While its jobs wait in the engine: words of success and failure with no token, a wrong one, another shard's, and the right one."""
     out = tmp_path / "out.jsonl"
     watched.gate.reset(0)
     started = watched.start("run", dataset, "--task", "generate", "--model", "echo", "--out", out, "--again", "forged", "--json")
