@@ -858,11 +858,6 @@ def pace_room(state: RunState, seen: Survey) -> tuple[int, int]:
     return max(0, ordinary), max(0, 2 * rules.pace * rules.shards_per_worker - len(seen.queued))
 
 
-def priority_for(state: RunState, seen: Survey) -> bool:
-    """Whether a job sent now would be lowPriority."""
-    return pace_room(state, seen)[0] <= 0
-
-
 def sends_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> tuple[tuple[Action, ...], bool]:
     """What to send now, and whether only the budget keeps something from being sent."""
     rules = state.rules
