@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -152,12 +153,17 @@ def test_two_clients_resume_the_same_run_at_once(house: House, tmp_path: Path) -
     assert len({said.record["seal"] for said in saids}) == 1
 
 
-def test_the_same_command_again_goes_on_with_the_run(house: House, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    started, run = begin(house, tmp_path / "again.jsonl", out, done=2)
-    started.kill()
-    house.gate.open()
-    record = house.ok("run", tmp_path / "again.jsonl", "--task", "generate", "--model", "echo", "--out", out)
-    assert record["run"] == run
-    found = check(house, run, out)
+def test_the_same_command_twice_at_once_and_once_more_is_one_run(house: House, rows: Path, tmp_path: Path) -> None:
+    question_rows(rows, ROWS, text="Twice: is row {n} about it?")
+    outs = [tmp_path / name for name in ("one.jsonl", "two.jsonl", "three.jsonl")]
+    both = [house.start("run", rows, "--task", "generate", "--model", "echo", "--out", out, "--json") for out in outs[:2]]
+    saids = [client.said(110) for client in both]
+    assert [said.code for said in saids] == [0, 0], [said.err for said in saids]
+    assert saids[0].record["run"] == saids[1].record["run"] == house.new_run()
+    began = time.monotonic()
+    record = house.ok("run", rows, "--task", "generate", "--model", "echo", "--out", outs[2])
+    assert time.monotonic() - began < 30, "a run that is complete is only collected again"
+    assert len({out.read_bytes() for out in outs}) == 1
+    found = check(house, record["run"], outs[0])
+    assert sorted(intent.shard for intent in found.intents) == sorted(found.committed), "each shard was sent once"
     assert sum(found.executions.values()) == SHARDS

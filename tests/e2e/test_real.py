@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 TEXTS = ROOT / "examples" / "texts.jsonl"
 QUESTIONS = ROOT / "examples" / "questions.csv"
 PROMPT = "Answer briefly: {question}"
+ENVIRONMENT = {"NIGHTBATCH_CACHE": str(CACHE), "OMP_NUM_THREADS": "1"}
+"""Of workers. One thread: an engine that shares its cores with the rest of the house must not spin for a second one."""
 LONG_S = 240.0
 """An engine starts in 10 to 20 s on two free cores, and in a minute where they are shared."""
 KEYS = {
@@ -40,7 +42,7 @@ KEYS = {
 def real(tmp_path_factory: pytest.TempPathFactory, worker_python: Path) -> Iterator[House]:
     """What `nightbatch local up --model tiny` starts, but that it sooner notices a worker that is lost."""
     home = tmp_path_factory.mktemp("real")
-    made = local.default_config(home / "local", worker_python=worker_python, code=ROOT, worker_env={"NIGHTBATCH_CACHE": str(CACHE)})
+    made = local.default_config(home / "local", worker_python=worker_python, code=ROOT, worker_env=ENVIRONMENT)
     config = msgspec.structs.replace(with_models(made, ["tiny"]), lost_after_s=6.0, ping_interval_ms=1000)
     with standing(House(home, config, Gate(home / "gate"))) as house:
         yield house
@@ -146,7 +148,7 @@ def run_batch(python: Path, rows: Path, out: Path) -> dict[str, dict[str, Any]]:
     """custom_id -> response body of `vllm run-batch`."""
     env = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(CACHE / "vllm"), "PYTHONPATH": "",
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(CACHE / "vllm"), "PYTHONPATH": "",
     }  # fmt: skip
     command = [
         str(python), "-m", "vllm.entrypoints.openai.run_batch", "-i", str(rows), "-o", str(out), "--model", str(CACHE / "models/smollm2-1"),

@@ -99,8 +99,9 @@ def test_ctrl_c_exits_130_says_how_to_go_on_and_the_run_is_resumed(house: House,
     assert said.record["run"] == run
     command = last.partition("Go on with: ")[2].split()[1:]
     house.gate.open()
-    record = house.ok(*command, "--out", out, timeout_s=110)
-    assert record["verified"] is True
+    record = house.ok(*command, timeout_s=110)
+    assert (record["verified"], record["out"]) == (True, str(out)), "where to write to stands in the plan"
+    assert ids(out) == [f"row-{n}" for n in range(ROWS)]
     found = RunObjects.of(house, run)
     assert found.executions == {f"{n:05d}": 1 for n in range(SHARDS)}
 
