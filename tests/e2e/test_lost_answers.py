@@ -1,5 +1,5 @@
-"""`/run` calls that go wrong on the way: the answer is lost, RunPod says 429 or 500, the request never arrives. No job is paid twice where it
-may have been accepted, and every row comes back."""
+"""`/run` calls that go wrong on the way: the answer is lost, RunPod says 429 or 500, the request never arrives. No job is paid twice where
+it may have been accepted, and every row comes back."""
 
 from __future__ import annotations
 

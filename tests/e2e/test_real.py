@@ -19,7 +19,21 @@ import pytest
 
 from cli.local import with_models
 from emulator import local
-from tests.e2e.house import CACHE, ROOT, Gate, House, RunObjects, Started, answers, eventually, ids, standing
+from tests.e2e.house import (
+    CACHE,
+    ROOT,
+    Gate,
+    House,
+    RunObjects,
+    Started,
+    answers,
+    eventually,
+    ids,
+    leaks_in_files,
+    leaks_in_objects,
+    leaks_in_processes,
+    standing,
+)
 from tests.emulator.kit import processes_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -248,3 +262,16 @@ def test_an_emulator_killed_in_the_middle_comes_back_and_the_run_goes_on(house: 
     said = started.said(LONG_S)
     assert said.code == 0, said.err
     check(house, run, out, done, said.record)
+
+
+def test_no_secret_is_in_what_real_workers_and_runs_leave_behind(house: House, tmp_path: Path) -> None:
+    record = house.ok(*embed(TEXTS, tmp_path / "few.parquet", "--limit", "20"), timeout_s=LONG_S)
+    assert record["verified"] is True
+    identity = json.loads((house.state / "identity.json").read_text())
+    secrets = {*house.stack.secrets.values, identity["worker_key"]}
+    assert len(secrets) == 6
+    assert leaks_in_processes(secrets) == []
+    assert leaks_in_objects(house, secrets) == []
+    assert leaks_in_files(tmp_path, secrets) == []
+    assert list((house.state / "logs" / "minilm").glob("*.log"))
+    assert leaks_in_files(house.home, secrets) == []
