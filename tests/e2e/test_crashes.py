@@ -114,6 +114,7 @@ def test_a_killed_emulator_that_comes_back_costs_only_the_shards_in_flight(house
     had = in_flight(house, run)
     house.kill()
     eventually(lambda: not processes_of(house.state), "workers and S3 have ended with the emulator", 15)
+    assert house.ok("local", "status")["state"] == "stopped"
     house.gate.open()
     house.up()
     said = started.said(110)

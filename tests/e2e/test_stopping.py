@@ -75,14 +75,14 @@ def test_a_budget_stops_the_run_in_its_middle_and_more_budget_finishes_it(house:
 
 def test_a_deadline_stops_the_run_with_exit_4_and_lets_running_shards_finish(house: House, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    started, run = begin(house, tmp_path / "deadline.jsonl", out, "--deadline", "8s")
+    started, run = begin(house, tmp_path / "deadline.jsonl", out, "--deadline", "12s", done=0)
     control = RunUri.parse(run).keys.control()
     eventually(lambda: control in house.keys(control), "the deadline has come")
     house.gate.open()
     said = started.said(110)
     assert said.code == 4, said.err
     assert (said.record["state"], said.record["cause"]) == ("stopped", "deadline")
-    assert len(house.committed(run)) == 4
+    assert len(house.committed(run)) == 2
     assert not out.exists()
 
 
