@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from cli.output import emit, say
 from cli.policy import program, session
 from cli.progress import Progress, Snapshot, shown
 from cli.report import Report, plan_lines, plan_record, report_lines, report_record
 from contract.errors import InfrastructureError, NotFound, UsageError
-from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, load_stack, secrets_from
+from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, load_stack, secrets_from, state_dir
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind, decode
 from contract.store import S3Store
@@ -203,6 +205,36 @@ def address(stack: Stack, run: str) -> str:
     return str(RunUri.parse(f"s3://{stack.facts.store.bucket}/{prefix + '/' if prefix else ''}runs/{run}"))
 
 
+class Buckets:
+    """The stack's bucket, and others that an `s3://` output names, with the client's keys. Close it."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._keys = stack.secrets.s3
+        self.main = S3Store(self._keys)
+        self._others: dict[str, S3Store] = {}
+
+    def other(self, bucket: str) -> S3Store:
+        """The store of another bucket at the same endpoint."""
+        if bucket not in self._others:
+            self._others[bucket] = S3Store(replace(self._keys, bucketName=bucket))
+        return self._others[bucket]
+
+    async def close(self) -> None:
+        """Release connections and threads."""
+        for store in (self.main, *self._others.values()):
+            await store.close()
+
+
+@asynccontextmanager
+async def buckets_of(stack: Stack) -> AsyncIterator[Buckets]:
+    """The stack's buckets while this is open."""
+    buckets = Buckets(stack)
+    try:
+        yield buckets
+    finally:
+        await buckets.close()
+
+
 # --- running asynchronous work -------------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +375,7 @@ async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: 
         budget_usd=asked.budget_usd,
         again=asked.again,
         name=asked.name,
+        list_bad_rows_to=state_dir() / "bad-rows.jsonl",
     )
     if asked.out is not None:
         check_out(asked.out)
@@ -412,23 +445,37 @@ async def follow_run(stack: Stack, run: RunHandle, store: S3Store, how: Followin
 
 
 async def finish(
-    stack: Stack, run: RunHandle, store: S3Store, how: Following, progress: Progress, *, began: float, rest_rows: int = 0
+    stack: Stack, run: RunHandle, buckets: Buckets, how: Following, progress: Progress, *, began: float, rest_rows: int = 0
 ) -> Report:
     """Follow, collect and verify; what became of it, whatever stopped it."""
     from pipelines.collect import collect
+    from pipelines.summary import summarize, write_summary
     from pipelines.verify import verify
 
+    store = buckets.main
     result = await follow_run(stack, run, store, how, progress)
     collected: Collected | None = None
     judged: VerifyReport | None = None
     if result.state == "complete" or how.partial:
         partial = result.state != "complete"
         collected = await collect(
-            store, run.keys, run.plan, how.out, dtype=how.dtype, partial=partial, progress=on_rows(progress, "collecting")
+            store,
+            run.keys,
+            run.plan,
+            how.out,
+            dtype=how.dtype,
+            partial=partial,
+            open_store=buckets.other,
+            progress=on_rows(progress, "collecting"),
         )
         if not partial:
-            judged = await verify(store, run.keys, run.plan, collected.names.out, progress=on_rows(progress, "verifying"))
-    return Report(plan=run.plan, result=result, collected=collected, judged=judged, seconds=time.monotonic() - began, rest_rows=rest_rows)
+            out, shown_rows = collected.names.out, on_rows(progress, "verifying")
+            judged = await verify(store, run.keys, run.plan, out, open_store=buckets.other, progress=shown_rows)
+    seconds = time.monotonic() - began
+    verified = judged.clean if judged is not None else None
+    summary = summarize(run.plan, result, seconds=seconds, at=store.now(), collected=collected, verified=verified)
+    await write_summary(store, run.keys, summary)
+    return Report(plan=run.plan, result=result, collected=collected, judged=judged, seconds=seconds, rest_rows=rest_rows)
 
 
 def say_report(report: Report, where: Where) -> int:
@@ -486,12 +533,9 @@ def run(where: Where, asked: Asked, how: Following) -> int:
             begin_run(str(planned.uri), where)
             for line in plan_lines(planned):
                 progress.note(line)
-            store = S3Store(stack.secrets.s3)
-            try:
-                handle = await load_run(store, planned.uri)
-                return await finish(stack, handle, store, how, progress, began=began, rest_rows=planned.rest_rows)
-            finally:
-                await store.close()
+            async with buckets_of(stack) as buckets:
+                handle = await load_run(buckets.main, planned.uri)
+                return await finish(stack, handle, buckets, how, progress, began=began, rest_rows=planned.rest_rows)
 
     return say_report(run_async(main), where)
 
@@ -508,13 +552,10 @@ def resume(where: Where, run: str, how: Following) -> int:
             check_out(how.out)
         uri = address(stack, run)
         begin_run(uri, where)
-        store = S3Store(stack.secrets.s3)
-        try:
-            handle = await load_run(store, uri)
+        async with buckets_of(stack) as buckets:
+            handle = await load_run(buckets.main, uri)
             with shown() as progress:
-                return await finish(stack, handle, store, how, progress, began=began)
-        finally:
-            await store.close()
+                return await finish(stack, handle, buckets, how, progress, began=began)
 
     return say_report(run_async(main), where)
 
@@ -529,14 +570,11 @@ def submit(where: Where, run: str, how: Following) -> int:
         stack = await find_stack(where, run)
         uri = address(stack, run)
         begin_run(uri, where)
-        store = S3Store(stack.secrets.s3)
-        try:
-            handle = await load_run(store, uri)
+        async with buckets_of(stack) as buckets:
+            handle = await load_run(buckets.main, uri)
             with shown() as progress:
-                result = await follow_run(stack, handle, store, how, progress)
+                result = await follow_run(stack, handle, buckets.main, how, progress)
             return Report(plan=handle.plan, result=result, collected=None, judged=None, seconds=time.monotonic() - began)
-        finally:
-            await store.close()
 
     return say_report(run_async(main), where)
 
@@ -596,21 +634,19 @@ def collect(where: Where, run: str, how: Following) -> int:
         stack = await find_stack(where, run)
         uri = address(stack, run)
         session.run = uri
-        store = S3Store(stack.secrets.s3)
-        try:
-            handle = await load_run(store, uri)
+        async with buckets_of(stack) as buckets:
+            handle = await load_run(buckets.main, uri)
             with shown() as progress:
                 return handle.plan, await collect_run(
-                    store,
+                    buckets.main,
                     handle.keys,
                     handle.plan,
                     how.out,
                     dtype=how.dtype,
                     partial=how.partial,
+                    open_store=buckets.other,
                     progress=on_rows(progress, "collecting"),
                 )
-        finally:
-            await store.close()
 
     plan, found = run_async(main)
     missing = found.missing_rows
@@ -642,6 +678,7 @@ def collect(where: Where, run: str, how: Following) -> int:
 
 def verify(where: Where, run: str, out: str | None, *, inputs: bool) -> int:
     """Judge a run from storage."""
+    from pipelines.outputs import is_s3
     from pipelines.runs import load_run
     from pipelines.verify import verify as verify_run
 
@@ -649,16 +686,15 @@ def verify(where: Where, run: str, out: str | None, *, inputs: bool) -> int:
         stack = await find_stack(where, run)
         uri = address(stack, run)
         session.run = uri
-        store = S3Store(stack.secrets.s3)
-        try:
+        async with buckets_of(stack) as buckets:
+            store = buckets.main
             handle = await load_run(store, uri)
             path = out or handle.plan.output.path
-            if out is None and path is not None and not Path(path).exists():
-                path = None  # it was written elsewhere, or not yet: storage is judged alone
+            if out is None and path is not None and not is_s3(path) and not Path(path).exists():
+                path = None  # it was written on another machine, or not yet: storage is judged alone
             with shown() as progress:
-                return await verify_run(store, handle.keys, handle.plan, path, inputs=inputs, progress=on_rows(progress, "verifying"))
-        finally:
-            await store.close()
+                said = on_rows(progress, "verifying")
+                return await verify_run(store, handle.keys, handle.plan, path, inputs=inputs, open_store=buckets.other, progress=said)
 
     found = run_async(main)
     if session.json_output:
@@ -727,11 +763,8 @@ def runs(where: Where) -> int:
 
     async def main() -> tuple[RunListing, ...]:
         stack = await find_stack(where)
-        store = S3Store(stack.secrets.s3)
-        try:
-            return await list_runs(store, stack.facts.store.prefix)
-        finally:
-            await store.close()
+        async with buckets_of(stack) as buckets:
+            return await list_runs(buckets.main, stack.facts.store.prefix)
 
     found = run_async(main)
     if session.json_output:

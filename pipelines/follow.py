@@ -705,6 +705,8 @@ class Driver:
         ok, failed = rows_done(seen.tree.leaves)
         commits = [leaf.commit for leaf in seen.tree.closed if leaf.commit is not None]
         phases = [end.seconds for end in self._markers.ends.values()]
+        # Of an execution without end its engine start is all that is known.
+        unended = sum(start.load_s for execution, start in self._markers.starts.items() if execution not in self._markers.ends)
         return DriveResult(
             run=str(self.run.uri),
             state=state,
@@ -718,7 +720,7 @@ class Driver:
             attempts=sum(1 for s in seen.standings.values() if s.state is not AttemptState.REJECTED),
             executions=len(self._markers.starts),
             seconds=PhaseSeconds(
-                loading=sum(p.loading for p in phases),
+                loading=sum(p.loading for p in phases) + unended,
                 reading=sum(p.reading for p in phases),
                 computing=sum(p.computing for p in phases),
                 writing=sum(p.writing for p in phases),

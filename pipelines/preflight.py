@@ -89,6 +89,7 @@ class BadRows:
     def write_to(self, path: Path) -> None:
         """All of them as plain JSON lines; ends the list."""
         self._end()
+        path.parent.mkdir(parents=True, exist_ok=True)
         with (
             path.open("wb") as out,
             zstandard.ZstdDecompressor().stream_reader(self._file, read_across_frames=True, closefd=False) as reader,

@@ -1,38 +1,15 @@
-"""pipelines: the end of a run in one frozen object, kept as summary.json beside the run. Pure but for `write_summary` and `read_summary`.
-
-It is made from the plan, the commits and the markers alone, so that anybody with the run's address can make it again. What was spent is
-given (`contract.protocol` does the accounting); what was collected and verified is added where it is known.
-"""
+"""pipelines: the end of a run in one frozen object, kept as summary.json beside it. Pure but for `write_summary` and `read_summary`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
 
 from contract.errors import ContractError
 from contract.keys import RunKeys
-from contract.models import (
-    VERSION,
-    Commit,
-    Count,
-    EndMarker,
-    Hex64,
-    Instant,
-    Model,
-    PhaseSeconds,
-    Plan,
-    Seconds,
-    StartMarker,
-    Usd,
-    decode,
-    encode,
-)
+from contract.models import VERSION, Count, Hex64, Instant, Model, PhaseSeconds, Plan, Seconds, Usd, decode, encode
 from contract.store import Store, get_or_none
-from contract.tree import build_tree
 from pipelines.collect import Collected
-
-SHOWN_FAILURES: Final = 5
+from pipelines.follow import DriveResult
 
 
 class FailureCount(Model, frozen=True, kw_only=True):
@@ -47,7 +24,7 @@ class FailureCount(Model, frozen=True, kw_only=True):
 class RunSummary(Model, frozen=True, kw_only=True):
     """summary.json. Field names are those of the CLI's JSON object.
 
-    `seconds`: from the first `/run` to the end, as the client saw it; `phases`: of all executions, losers included; `worker_seconds` and
+    `seconds`: from the command's start to its end; `phases`: of all executions, losers included; `worker_seconds` and
     `usd_estimated`: from the executions' markers at the plan's price; `usd_planned`: the plan's likely cost; `verified`: None where verify
     has not looked.
     """
@@ -64,7 +41,6 @@ class RunSummary(Model, frozen=True, kw_only=True):
     shards_done: Count
     attempts: Count
     executions: Count
-    workers: Count
     tokens_in: Count
     tokens_out: Count
     out: str | None
@@ -82,90 +58,43 @@ class RunSummary(Model, frozen=True, kw_only=True):
 
 def summarize(
     plan: Plan,
-    commits: Mapping[str, Commit],
-    starts: Mapping[str, StartMarker],
-    ends: Mapping[str, EndMarker],
+    result: DriveResult,
     *,
-    attempts: int,
     seconds: float,
-    worker_seconds: float,
-    usd_estimated: float,
     at: datetime,
-    state: str | None = None,
     collected: Collected | None = None,
     verified: bool | None = None,
 ) -> RunSummary:
-    """The summary of a run as it stands. `state`: complete or open, unless the caller knows better. Rows and tokens are those of commits;
-    executions of markers. Raises ContractError where a split does not partition its parent."""
-    tree = build_tree(plan, commits)
-    closed = [leaf.commit for leaf in tree.closed if leaf.commit is not None]
+    """What a run came to when it was followed, and collected and verified where that was done. `seconds`: all of it, for the user."""
     return RunSummary(
         run=plan.run,
         plan=plan.plan_id,
-        state=state or ("open" if tree.open else "complete"),
-        rows=plan.dataset.rows,
-        ok=sum(commit.ok for commit in closed),
-        failed=sum(commit.failed for commit in closed),
+        state=result.state,
+        rows=result.rows,
+        ok=result.ok,
+        failed=result.failed,
         skipped=plan.dataset.skipped,
-        shards=len(tree.leaves),
-        shards_done=len(closed),
-        attempts=attempts,
-        executions=len(starts),
-        workers=len({start.worker_id for start in starts.values()}),
-        tokens_in=sum(commit.tokens_in for commit in closed),
-        tokens_out=sum(commit.tokens_out for commit in closed),
+        shards=result.shards,
+        shards_done=result.shards_done,
+        attempts=result.attempts,
+        executions=result.executions,
+        tokens_in=result.tokens_in,
+        tokens_out=result.tokens_out,
         out=collected.names.out if collected else None,
         errors=collected.names.errors if collected else None,
         seal=collected.seal if collected else None,
         verified=verified,
         seconds=seconds,
-        phases=phases(starts, ends),
-        worker_seconds=worker_seconds,
+        phases=result.seconds,
+        worker_seconds=result.worker_seconds,
         usd_planned=plan.estimate.usd.likely,
-        usd_estimated=usd_estimated,
+        usd_estimated=result.usd_estimated,
         failures=tuple(
             FailureCount(code=one.code, rows=one.rows, example_id=one.example_id, example=one.example)
             for one in (collected.failures if collected else ())
         ),
         at=at,
     )
-
-
-def phases(starts: Mapping[str, StartMarker], ends: Mapping[str, EndMarker]) -> PhaseSeconds:
-    """Seconds by phase over all executions. One without an end marker counts its engine start, which is all that is known of it."""
-    ended = [end.seconds for end in ends.values()]
-    unended = sum(start.load_s for execution, start in starts.items() if execution not in ends)
-    return PhaseSeconds(
-        loading=sum(one.loading for one in ended) + unended,
-        reading=sum(one.reading for one in ended),
-        computing=sum(one.computing for one in ended),
-        writing=sum(one.writing for one in ended),
-    )
-
-
-def summary_lines(summary: RunSummary) -> list[str]:
-    """The summary as text."""
-    phase = summary.phases
-    lines = [
-        f"run {summary.run}: {summary.state}" + {None: "", True: ", verified", False: ", NOT as it should be"}[summary.verified],
-        f"  rows     {summary.rows:,}: {summary.ok:,} ok, {summary.failed:,} failed"
-        + (f"; {summary.skipped:,} skipped" if summary.skipped else ""),
-        f"  tokens   {summary.tokens_in:,} in, {summary.tokens_out:,} out",
-        f"  shards   {summary.shards_done:,} of {summary.shards:,} done, {summary.attempts:,} attempts, {summary.executions:,} executions "
-        f"on {summary.workers:,} workers",
-        f"  seconds  {summary.seconds:,.1f}; on workers loading {phase.loading:,.1f}, reading {phase.reading:,.1f}, "
-        f"computing {phase.computing:,.1f}, writing {phase.writing:,.1f}",
-        f"  cost     ${summary.usd_estimated:,.4f} estimated from {summary.worker_seconds:,.1f} worker seconds; "
-        f"${summary.usd_planned:,.4f} planned",
-    ]
-    if summary.out is not None:
-        lines.append(f"  output   {summary.out}")
-        lines.append(f"  errors   {summary.errors}")
-    for one in summary.failures[:SHOWN_FAILURES]:
-        lines.append(f"           {one.rows:,} x {one.code}, such as {one.example_id}: {one.example}")
-    if len(summary.failures) > SHOWN_FAILURES:
-        lines.append(f"           and {len(summary.failures) - SHOWN_FAILURES} more codes")
-    return lines
 
 
 async def write_summary(store: Store, keys: RunKeys, summary: RunSummary) -> None:
