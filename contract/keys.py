@@ -1,7 +1,7 @@
 """contract: where each object of a run lives in S3 (PROTOCOL.md, Objects). Pure.
 
 Keys stay under 400 characters, use [A-Za-z0-9._=/-] only, and have no empty segment and no backslash: SeaweedFS folds `//` and `\\`,
-RunPod's volumes treat a key as a file path (reference measurements in docs/storage.md).
+RunPod's volumes treat a key as a file path.
 """
 
 from __future__ import annotations
