@@ -118,6 +118,7 @@ class Emulator:
         self._runner: web.AppRunner | None = None
         self._state: State | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._s3_keeper: asyncio.Task[None] | None = None
         self._port = 0
         self._identity: Identity
         self._meters_saved = 0.0
@@ -269,14 +270,18 @@ class Emulator:
         self._write_identity()
         self._write_facts()
         self._ticker = asyncio.create_task(self._tick(), name="emulator ticks")
-        self._ticker.add_done_callback(self._ticker_ended)
+        self._ticker.add_done_callback(self._loop_ended)
+        if self.s3 is not None:
+            self._s3_keeper = asyncio.create_task(self._keep_s3(self.s3), name="emulator keeps S3")
+            self._s3_keeper.add_done_callback(self._loop_ended)
         self._progress("ready")
 
     async def stop(self, graceful: bool = True) -> None:
         """Stop everything: workers first, who may still post what they have, then the server, S3 and the state."""
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
+        loops = [task for task in (self._ticker, self._s3_keeper) if task is not None]
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
         if self._state is not None:  # else the directory is another emulator's
             (self._directory / FACTS).unlink(missing_ok=True)
         await asyncio.gather(*(endpoint.fleet.close(graceful) for endpoint in self._endpoints.values()))
@@ -403,7 +408,16 @@ class Emulator:
                             self._metered(name, worker, worker.meter.at(now))
             await self.clock.sleep(self.config.tick_s)
 
-    def _ticker_ended(self, task: asyncio.Task[None]) -> None:
+    async def _keep_s3(self, s3: SeaweedS3) -> None:
+        """A server that ends by itself is started again over the same data, at the same address if that is free: an outage passes."""
+        while True:
+            code = await s3.ended()
+            log.error("the S3 server has ended (exit code %d) and is started again", code)
+            await s3.start()
+            self._write_identity()
+            self._write_facts()
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
             log.critical("the emulator's loop broke: %r", error)
             self.failed.set_exception(EmulatorError(f"The emulator's own loop broke: {error!r}."))

@@ -130,9 +130,15 @@ class SeaweedS3:
             )
             if await self._answers():
                 await self._make_bucket()
+                self._preferred = self.ports
                 return
             await self.stop()
         raise EmulatorError("The S3 server did not start; the end of its log: " + _tail(self.log_path), where=str(self.log_path))
+
+    async def ended(self) -> int:
+        """Wait until the running server ends by itself; its exit code."""
+        assert self._process is not None
+        return await self._process.wait()
 
     async def stop(self) -> None:
         process, self._process = self._process, None

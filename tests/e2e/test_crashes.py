@@ -123,6 +123,21 @@ def test_a_killed_emulator_that_comes_back_costs_only_the_shards_in_flight(house
     check(house, run, out, again=had)
 
 
+def test_a_killed_s3_server_comes_back_and_the_run_goes_on(house: House, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    started, run = begin(house, tmp_path / "s3.jsonl", out, done=3)
+    had = in_flight(house, run)
+    (server,) = (pid for pid, command in processes_of(house.state).items() if " mini " in command and "guard.py" not in command)
+    os.kill(server, signal.SIGKILL)
+    house.gate.open()
+    said = started.said(110)
+    assert said.code == 0, said.err
+    assert said.record["verified"] is True
+    done = {f"{n:05d}" for n in range(3)}
+    found = check(house, run, out, again={f"{n:05d}" for n in range(SHARDS)} - done)
+    assert had <= found.committed
+
+
 def test_everything_killed_at_once_and_the_run_is_resumed(house: House, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     started, run = begin(house, tmp_path / "everything.jsonl", out, done=3)
