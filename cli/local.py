@@ -126,8 +126,14 @@ def cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def worker_environment() -> dict[str, str]:
-    """What workers of the local stack need beside their model: the shared caches, since their home is an empty folder."""
-    return {"NIGHTBATCH_CACHE": str(cache().absolute()), "VLLM_CACHE_ROOT": str(cache().absolute() / "vllm")}
+    """What workers of the local stack need beside their model: the shared caches, since their home is an empty folder. Without its variable
+    PyTorch leaves a folder in the system's temporary folder."""
+    folder = cache().absolute()
+    return {
+        "NIGHTBATCH_CACHE": str(folder),
+        "VLLM_CACHE_ROOT": str(folder / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
+    }
 
 
 def prepare(python: Path, model: str) -> None:

@@ -83,4 +83,4 @@ def test_the_demonstration_embeds_generates_verifies_and_says_what_it_took(tmp_p
     answers = [json.loads(line) for line in (ROOT / "out/demo/answers.jsonl").read_text().splitlines()]
     assert [answer["custom_id"] for answer in answers] == [f"python-{number:03}" for number in range(1, 21)]
     assert all(answer["response"]["body"]["choices"][0]["message"]["content"].strip() for answer in answers)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("nightbatch*")) == []
