@@ -372,9 +372,17 @@ def _judge(found: Scan, reader: Reader, on_bad_row: Literal["fail", "skip"], lis
             bad_rows=bad.shown,
             total=total,
             where=where,
-            fix=f"Mend them, or leave them out with --on-bad-row skip; nothing was sent.{listed}",
+            fix=f"{_mend(bad)}; nothing was sent.{listed}",
         )
     if not found.rows:
         if total:
             raise DatasetError(f"no row is left: all {total:,} are bad ({bad.summary()}).", bad_rows=bad.shown, total=total, where=where)
         raise DatasetError("the dataset has no rows.", where=where, fix="Nothing was sent.")
+
+
+def _mend(bad: BadRows) -> str:
+    """What to do about bad rows: a file that cannot be read to its end is none that can be left out."""
+    if not bad.fatal:
+        return "Mend them, or leave them out with --on-bad-row skip"
+    files = ", ".join(dict.fromkeys(row.file for row in bad.fatal[:3])) + (", …" if len(bad.fatal) > 3 else "")
+    return f"Mend or leave out {files}, which cannot be read to the end (--on-bad-row skip cannot help there)"

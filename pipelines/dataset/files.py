@@ -97,6 +97,8 @@ async def find_files(named: Sequence[str], open_bucket: OpenBucket) -> tuple[Dat
 def _on_disk(name: str) -> list[_Found]:
     if name == "-":
         raise DatasetError("a dataset is read twice, so it cannot come from standard input.", fix="Write it to a file first.")
+    if not name.strip():  # an empty variable of a script; Path("") would be this folder, with all that is in it
+        raise DatasetError("a dataset's name is empty.", fix="Name a file, a folder, a glob or an s3:// address.")
     path = Path(name)
     try:
         if path.is_dir():
@@ -201,13 +203,20 @@ async def _classify(item: _Found) -> DataFile | None:
         format_ = "jsonl"
     if format_ is None:
         raise DatasetError("its format is not known from its name.", where=item.name, fix=_READS)
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if compression is None and format_ != "parquet" and _is_utf16(head):
         raise DatasetError("is UTF-16, and text must be UTF-8.", where=item.name, fix="Convert it: iconv -f UTF-16 -t UTF-8")
     if format_ == "jsonl" and compression is None and start == b"[" and _is_array(head):
         raise DatasetError(
             "is one JSON array, not one JSON object a line.", where=item.name, fix="Convert it: jq -c '.[]' FILE > FILE.jsonl"
         )
     return DataFile(item.name, item.size, format_, compression, path=item.path, store=item.store, key=item.key)
+
+
+def _is_utf16(head: bytes) -> bool:
+    """With its mark; or without, when every second byte of the beginning is zero, as in no text of UTF-8."""
+    start = head[:64]
+    one, other = start[::2], start[1::2]
+    return start.startswith((b"\xff\xfe", b"\xfe\xff")) or (len(start) >= 8 and (not any(one)) != (not any(other)))
 
 
 def _is_array(head: bytes) -> bool:

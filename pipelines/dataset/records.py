@@ -35,7 +35,10 @@ class CsvFile:
         self._bad_lines: set[int] = set()
         self._line = 0
         texts = self._texts(source)
-        first = next((text for text in texts if text.strip()), "")
+        try:
+            first = next((text for text in texts if text.strip()), "")
+        except _Overlong as error:
+            raise self._overlong_header(error) from None
         self._before = self._line - 1  # blank lines above the header
         delimiter = _delimiter(file.name, first)
         # csv's own limit is 128 kB a field, and it is the process's: one that only rises disturbs nobody.
@@ -46,8 +49,15 @@ class CsvFile:
     def _header(self) -> tuple[str, ...]:
         try:
             names = tuple(name.strip() for name in next(self._reader, []))
+        except _Overlong as error:
+            raise self._overlong_header(error) from None
         except csv.Error as error:
-            raise DatasetError(f"the header cannot be read ({error}).", where=f"{self._file.name}:1") from None
+            why, fix = str(error), "Is it a CSV file?"
+            if "new-line character" in why:
+                why, fix = "a carriage return without a newline", "Convert the lines' ends: tr '\\r' '\\n' < FILE > NEW.csv"
+            elif "unexpected end of data" in why:
+                why, fix = "a quote opens and never closes", "Close it, or write the quote twice."
+            raise DatasetError(f"the header cannot be read ({why}).", where=f"{self._file.name}:1", fix=fix) from None
         if self._bad_lines:
             where = f"{self._file.name}:{min(self._bad_lines)}"
             raise DatasetError("the header is not UTF-8.", where=where, fix="Convert the file to UTF-8.")
@@ -57,6 +67,13 @@ class CsvFile:
             if name in names[:place]:
                 raise DatasetError(f"two columns are called `{name}`.", where=f"{self._file.name}:1", fix="Give every column its own name.")
         return names
+
+    def _overlong_header(self, error: _Overlong) -> DatasetError:
+        return DatasetError(
+            f"the header cannot be read (a line of {error.size:,} bytes; one may have {MAX_ROW_BYTES:,}).",
+            where=f"{self._file.name}:{self._line}",
+            fix="Is it a CSV file?",
+        )
 
     def _texts(self, source: Source) -> Iterator[str]:
         for block in line_blocks(source.chunks(self._file), MAX_ROW_BYTES, newline=True):

@@ -242,6 +242,10 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> Non
         (["-"], "standard input"),
         (["array.json"], "one JSON array"),
         (["utf16.jsonl"], "UTF-16"),
+        (["unmarked.jsonl"], "UTF-16"),
+        (["unmarked.csv"], "UTF-16"),
+        ([""], "name is empty"),
+        ([" "], "name is empty"),
         (["wrong.parquet"], "not a Parquet file"),
         (["pipe"], "not a regular file"),
         (["s3:///x"], "not an address"),
@@ -257,6 +261,8 @@ def test_a_name_that_means_no_dataset_gets_one_sentence(
     put(Path("image.png"), b"\x89PNG\r\n")
     put(Path("array.json"), json.dumps([embed_line("a")], indent=1).encode())
     put(Path("utf16.jsonl"), LINES.decode().encode("utf-16"))
+    put(Path("unmarked.jsonl"), LINES.decode().encode("utf-16-le"))
+    put(Path("unmarked.csv"), "id,text\n1,hi\n".encode("utf-16-be"))
     put(Path("wrong.parquet"), LINES)
     Path("empty").mkdir()
     os.mkfifo("pipe")
@@ -596,11 +602,18 @@ def test_fields_longer_than_pythons_limit_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("header", "sentence"),
-    [(b"id,,text", "no name"), (b"text,text", "called `text`"), (b"id,te\xffxt", "not UTF-8"), (b'"id', "header")],
+    [(b"id,,text", "no name"), (b"text,text", "called `text`"), (b"id,te\xffxt", "not UTF-8"), (b'"id', "quote opens"), (b"id,text\r1,a", "carriage return")],
 )
 def test_a_header_that_cannot_be_used_gets_one_sentence(tmp_path: Path, header: bytes, sentence: str) -> None:
     with pytest.raises(DatasetError, match=sentence):
         read(put(tmp_path / "t.csv", header + b"\na,b,c\n"))
+
+
+@pytest.mark.parametrize("before", [b"", b"\n\n", b'"id\n'])
+def test_a_header_of_100_mb_gets_one_sentence(tmp_path: Path, before: bytes) -> None:
+    path = put(tmp_path / "t.csv.gz", gzip.compress(before + b"x" * (100 << 20) + b"\n1\n", 1))
+    with pytest.raises(DatasetError, match="104,857,60. bytes"):
+        read(path)
 
 
 def test_csv_files_may_order_their_columns_differently_but_not_have_others(tmp_path: Path) -> None:

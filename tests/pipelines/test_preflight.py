@@ -126,6 +126,14 @@ def test_the_rest_of_a_damaged_file_is_never_skipped(tmp_path: Path) -> None:
     assert "cannot be read to the end" in str(error)
 
 
+def test_nobody_is_told_to_skip_the_rest_of_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(embed_line("r")).encode() + b"\n") + b"garbage")
+    error = refused(reader_of(path), on_bad_row="fail")
+    assert "cannot help" in str(error)
+    assert "or leave them out with" not in str(error)
+
+
 def test_a_long_list_of_bad_rows_is_capped_counted_and_written_whole(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "t.jsonl", [embed_line("good"), *([[1]] * (SHOWN + 500))])
     error = refused(reader_of(path), list_to=tmp_path / "bad.jsonl")
