@@ -17,14 +17,12 @@
     │   │   ├── RateLimited          429
     │   │   ├── Refused              other 4xx: certainly not accepted
     │   │   └── EndpointUnavailable  no answer, or 5xx: what happened is not known
-    │   ├── EmulatorError
-    │   └── Stalled                  the queue does not move, cause named
+    │   └── EmulatorError
     ├── NotAsWanted (1)              it finished, and something is not as wanted
     │   └── VerifyFailed
-    ├── Stopped (4)                  budget or deadline
-    │   ├── BudgetReached
-    │   └── DeadlineReached
     └── Interrupted (130)            by the user; resumable
+
+How a run ends that nothing went wrong with (complete, stopped by budget or deadline, stalled) is a result, not an exception: `DriveResult`.
 
 A message is one sentence that says what is wrong; `where` names the file, line, key or URL; `fix` says what to do next.
 """
@@ -156,10 +154,6 @@ class EmulatorError(InfrastructureError):
     """The emulator on this machine could not start, or is not running."""
 
 
-class Stalled(InfrastructureError):
-    """The queue does not move; the message names the cause."""
-
-
 class NotAsWanted(NightbatchError):
     """It finished, and something is not as wanted."""
 
@@ -172,20 +166,6 @@ class VerifyFailed(NotAsWanted):
     def __init__(self, what: str, *, findings: Sequence[str] = (), where: str | None = None, fix: str | None = None) -> None:
         super().__init__(what, where=where, fix=fix)
         self.findings = tuple(findings)
-
-
-class Stopped(NightbatchError):
-    """Stopped by a limit that the user set."""
-
-    exit_code = 4
-
-
-class BudgetReached(Stopped):
-    """Sending more would pass the budget."""
-
-
-class DeadlineReached(Stopped):
-    """The deadline came first."""
 
 
 class Interrupted(NightbatchError):

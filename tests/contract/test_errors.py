@@ -9,9 +9,7 @@ import pytest
 from contract import errors
 from contract.errors import (
     BadRow,
-    BudgetReached,
     DatasetError,
-    DeadlineReached,
     EndpointAuth,
     Interrupted,
     NightbatchError,
@@ -19,7 +17,6 @@ from contract.errors import (
     NotFound,
     PlanMismatch,
     RateLimited,
-    Stalled,
     StoreUnavailable,
     UsageError,
     VerifyFailed,
@@ -38,7 +35,7 @@ def test_every_error_of_the_project_is_in_the_tree() -> None:
     ("kind", "code"),
     [
         (NotAsWanted, 1), (VerifyFailed, 1), (UsageError, 2), (DatasetError, 2), (PlanMismatch, 2), (NotFound, 3), (StoreUnavailable, 3),
-        (EndpointAuth, 3), (Stalled, 3), (BudgetReached, 4), (DeadlineReached, 4), (Interrupted, 130),
+        (EndpointAuth, 3), (Interrupted, 130),
     ],
 )  # fmt: skip
 def test_each_branch_has_its_exit_code(kind: type[NightbatchError], code: int) -> None:
