@@ -602,7 +602,13 @@ def test_fields_longer_than_pythons_limit_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("header", "sentence"),
-    [(b"id,,text", "no name"), (b"text,text", "called `text`"), (b"id,te\xffxt", "not UTF-8"), (b'"id', "quote opens"), (b"id,text\r1,a", "carriage return")],
+    [
+        (b"id,,text", "no name"),
+        (b"text,text", "called `text`"),
+        (b"id,te\xffxt", "not UTF-8"),
+        (b'"id', "quote opens"),
+        (b"id,text\r1,a", "carriage return"),
+    ],
 )
 def test_a_header_that_cannot_be_used_gets_one_sentence(tmp_path: Path, header: bytes, sentence: str) -> None:
     with pytest.raises(DatasetError, match=sentence):
@@ -612,7 +618,7 @@ def test_a_header_that_cannot_be_used_gets_one_sentence(tmp_path: Path, header: 
 @pytest.mark.parametrize("before", [b"", b"\n\n", b'"id\n'])
 def test_a_header_of_100_mb_gets_one_sentence(tmp_path: Path, before: bytes) -> None:
     path = put(tmp_path / "t.csv.gz", gzip.compress(before + b"x" * (100 << 20) + b"\n1\n", 1))
-    with pytest.raises(DatasetError, match="104,857,60. bytes"):
+    with pytest.raises(DatasetError, match=r"104,857,60\d bytes"):
         read(path)
 
 
