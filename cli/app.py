@@ -23,7 +23,8 @@ PLAIN = {
 app = typer.Typer(
     name="nightbatch",
     help="Nightly batch inference on RunPod Serverless: every row accounted for, every dollar planned.",
-    epilog="Exit codes: 0 all well; 1 finished, something is not as wanted; 2 input error; 3 infrastructure; 4 budget; 130 interrupted.",
+    epilog="Exit codes: 0 all well; 1 finished, something is not as wanted; 2 input error; 3 infrastructure; 4 budget or deadline; "
+    "130 interrupted.",
     **PLAIN,  # type: ignore[arg-type]
 )
 local = typer.Typer(name="local", help="RunPod's stand-in and a real S3 server on this machine.", **PLAIN)  # type: ignore[arg-type]

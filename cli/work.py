@@ -81,6 +81,10 @@ class Following:
     dtype: Literal["float32", "float16"] = "float32"
     allow_mixed_image: bool = False
 
+    def __post_init__(self) -> None:
+        if self.deadline is not None:
+            parse_span(self.deadline)  # said before anything is planned or sent
+
 
 @dataclass(frozen=True)
 class Where:

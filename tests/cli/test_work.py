@@ -166,6 +166,8 @@ def test_a_deadline_is_a_span_from_now(text: str, seconds: float) -> None:
 def test_a_deadline_that_is_no_span_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time span"):
         work.parse_span(text)
+    with pytest.raises(UsageError, match="is not a time span"):
+        work.Following(deadline=text)
 
 
 # --- addresses and stacks ------------------------------------------------------------------------------------------------------------
