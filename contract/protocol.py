@@ -762,7 +762,11 @@ def pause_for(state: RunState, seen: Survey) -> Pause | None:
         images = {s.image for s in state.starts.values() if s.image is not None and s.at >= state.started_at} | {state.rules.image}
         others = sorted(image for image in images if image not in (None, planned))
         if others:
-            return Pause("image", f"the endpoint runs image {others[0]}, and the run was planned on {planned}.")
+            return Pause(
+                "image",
+                f"the endpoint runs image {others[0]}, and the run was planned on {planned}. "
+                "`resume --allow-mixed-image` goes on with both.",
+            )
     for found in seen.standings.values():
         if found.state is AttemptState.DEAD and found.cause in PAUSING and found.attempt.intent.sent_at >= state.started_at:
             return Pause(found.cause, PAUSING[found.cause])
@@ -1016,7 +1020,8 @@ def stall_cause(state: RunState, seen: Survey) -> tuple[str, str]:
     if able == 0:
         return (
             "no_worker_starts",
-            "no worker lives, and RunPod starts none for ordinary jobs either. Look at the account's balance and quota.",
+            "no worker lives, and RunPod starts none for ordinary jobs either. Look at the endpoint's workers.max "
+            "(RunPod cuts idle endpoints to 2 after 3 days and to 0 after 7) and at the account's balance and quota.",
         )
     return "busy", f"{able} workers live and take none of this run's jobs: other work may be before them."
 
