@@ -1,4 +1,4 @@
-"""pipelines: what the command line calls: submit, resume, status. Each is `drive` or the state it rests on; nothing is decided here."""
+"""pipelines: a run from its address: submit, resume, cancel, status. Each is `drive` or the state it rests on; nothing is decided here."""
 
 from __future__ import annotations
 
