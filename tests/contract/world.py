@@ -713,6 +713,12 @@ class World:
                         assert ref.key in self.objects.data, f"invariant 2: {key} names {ref.key}, which is not there"
                         assert hashlib.sha256(self.objects.data[ref.key]).hexdigest() == ref.sha256, f"invariant 2: {ref.key}"
 
+    def exhausted(self) -> list[str]:
+        """Open shards of which RunPod has had at least as many jobs as the plan allows attempts."""
+        had = [job.request.input.shard for job in self.platform.jobs.values()]
+        shards = (shard.shard for shard in self.plan.shards)
+        return [name for name in shards if self.keys.commit(name) not in self.objects.data and had.count(name) >= self.plan.max_attempts]
+
     def check_complete(self) -> None:
         """Invariant 3, when every node is closed: each index in exactly one of part and errors, digests recomputed."""
         seen: list[int] = []
@@ -726,7 +732,9 @@ class World:
                     row = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
                     index = msgspec.json.decode(row["index"], type=int)
                     seen.append(index)
-                    total.add(index, bytes.fromhex(msgspec.json.decode(row["row"], type=str)), name == "response", bytes(row[name]))
+                    digest = bytes.fromhex(msgspec.json.decode(row["row"], type=str))
+                    assert digest == row_digest(index, f"row-{index}", row_line(index)), "invariant 3: another row's answer"
+                    total.add(index, digest, name == "response", bytes(row[name]))
             assert total.hexdigest() == commit.digest
             assert commit.ok + commit.failed == shard.source.count
         assert sorted(seen) == list(range(self.plan.dataset.rows)), "invariant 3"

@@ -85,6 +85,19 @@ async def test_a_run_completes_with_every_row(tmp_path: Path, mode: Any, scaler:
         assert (last.ok, last.failed) == (result.ok, result.failed)
 
 
+@pytest.mark.parametrize("scaler", ["QUEUE_DELAY", "REQUEST_COUNT"])
+@pytest.mark.parametrize("overtakes", [True, False])
+@pytest.mark.parametrize("counted", [True, False])
+async def test_a_run_completes_however_runpod_treats_low_priority_jobs(tmp_path: Path, scaler: str, overtakes: bool, counted: bool) -> None:
+    """Whether ordinary jobs overtake and whether REQUEST_COUNT counts lowPriority ones is not documented (PROTOCOL.md, Pace)."""
+    switches = {"ordinary_overtakes": overtakes, "count_low_priority": counted}
+    async with night(tmp_path, shards=12, pace=2, scaler=scaler, endpoint=switches) as found:
+        result = await bounded(found.drive())
+        check_complete(found, result)
+        assert result.executions == 12, "nothing is computed twice"
+        assert found.launched <= found.plan.infra.workers_max
+
+
 async def test_without_webhooks_the_run_ends_all_the_same(tmp_path: Path) -> None:
     async with night(tmp_path) as found:
         check_complete(found, await bounded(found.drive(webhooks=False)))
