@@ -13,10 +13,13 @@ import pytest
 from contract.keys import RunUri
 from tests.e2e.house import PER_SHARD, House, RunObjects, Started, eventually, ids, question_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SHARDS = 6
 ROWS = SHARDS * PER_SHARD
+LONG_S = 150.0
+"""An attempt that was cancelled is dead after a second look 30 s later; one whose answer was lost when its client was killed counts as out
+for 62 s."""
 RESERVE = (60 + 2 / 2) * 0.001
 """Dollars that one job may cost on the echo endpoint: its executionTimeout and its share of a cold start, at its price."""
 
@@ -35,7 +38,7 @@ def begin(house: House, rows: Path, out: Path, *more: str, done: int = 2) -> tup
 def finish(house: House, run: str, out: Path, *more: str) -> RunObjects:
     """Resume it to its end."""
     house.gate.open()
-    record = house.ok("resume", run, "--out", out, *more, timeout_s=110)
+    record = house.ok("resume", run, "--out", out, *more, timeout_s=LONG_S)
     assert (record["state"], record["ok"], record["verified"]) == ("complete", ROWS, True)
     assert ids(out) == [f"row-{n}" for n in range(ROWS)]
     return RunObjects.of(house, run)
@@ -64,7 +67,7 @@ def test_a_budget_stops_the_run_in_its_middle_and_more_budget_finishes_it(house:
     eventually(lambda: house.gate.came >= 1, "a shard has reached the engine")
     time.sleep(2 * little / 0.001)  # what it costs is its time
     house.gate.open()
-    said = started.said(110)
+    said = started.said(LONG_S)
     assert said.code == 4, said.err
     record = said.record
     assert (record["state"], record["cause"], record["shards_done"], record["attempts"]) == ("stopped", "budget", 1, 1)
@@ -79,7 +82,7 @@ def test_a_deadline_stops_the_run_with_exit_4_and_lets_running_shards_finish(hou
     control = RunUri.parse(run).keys.control()
     eventually(lambda: control in house.keys(control), "the deadline has come")
     house.gate.open()
-    said = started.said(110)
+    said = started.said(LONG_S)
     assert said.code == 4, said.err
     assert (said.record["state"], said.record["cause"]) == ("stopped", "deadline")
     assert len(house.committed(run)) == 2
@@ -99,7 +102,7 @@ def test_ctrl_c_exits_130_says_how_to_go_on_and_the_run_is_resumed(house: House,
     assert said.record["run"] == run
     command = last.partition("Go on with: ")[2].split()[1:]
     house.gate.open()
-    record = house.ok(*command, timeout_s=110)
+    record = house.ok(*command, timeout_s=LONG_S)
     assert (record["verified"], record["out"]) == (True, str(out)), "where to write to stands in the plan"
     assert ids(out) == [f"row-{n}" for n in range(ROWS)]
     found = RunObjects.of(house, run)
@@ -119,7 +122,7 @@ def test_cancel_keep_lets_running_shards_finish_and_a_partial_output_says_what_i
     record = house.ok("cancel", run)
     assert (record["state"], record["running"]) == ("keep", 2)
     house.gate.open()
-    said = started.said(110)
+    said = started.said(LONG_S)
     assert said.code == 1, said.err
     assert (said.record["state"], said.record["cause"]) == ("stopped", "cancelled")
     assert house.ok("status", run)["state"] == "keep"
