@@ -21,7 +21,7 @@ ROWS = SHARDS * PER_SHARD
 SLOTS = 2
 """Shards that run at once: one worker, two jobs."""
 LONG_S = 150.0
-"""A client that is killed between an intent and its job leaves an attempt that counts as out for executionTimeout and a cold start, 62 s."""
+"""A client that is killed between an intent and its job leaves an attempt that counts as out for 62 s: executionTimeout and cold start."""
 
 
 def begin(house: House, rows: Path, out: Path, *, done: int, more: tuple[str, ...] = ()) -> tuple[Started, str]:
