@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from contract.keys import RunUri
-from contract.models import JournalEntry, StoreMode
+from contract.models import JournalEntry, StoreMode, encode
 from contract.protocol import Attempt, Finish, Pause, Stall
+from contract.store import put_first
+from contract.tree import read_tree
 from pipelines.cancel import cancel, set_control
 from pipelines.follow import Driver
 from pipelines.runs import RunHandle
-from tests.contract.world import Execute, World, make_plan, real_execution, reference_execution
+from pipelines.seal import Sealed, freeze, seal_of
+from tests.contract.world import Execute, Freezing, World, make_plan, real_execution, reference_execution
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 QUICK = settings(COMMON, max_examples=120, stateful_step_count=18, derandomize=True)
@@ -30,6 +34,7 @@ class Protocol(RuleBasedStateMachine):
 
     driver: type[Driver] = Driver
     execute: Execute = staticmethod(real_execution)
+    freezing: Freezing = staticmethod(freeze)
     modes: tuple[StoreMode, ...] = ("conditional", "last-writer")
 
     def __init__(self) -> None:
@@ -51,7 +56,7 @@ class Protocol(RuleBasedStateMachine):
     def begin(self, data: st.DataObject, shards: int, pace: int, scaler: str, budget: float | None, seed: int) -> None:
         mode = data.draw(st.sampled_from(self.modes))
         plan = make_plan(shards=shards, mode=mode, pace=pace, scaler=scaler, budget_usd=budget)
-        self.world = World(plan, seed=seed, driver=self.driver, execute=self.execute)
+        self.world = World(plan, seed=seed, driver=self.driver, execute=self.execute, freezing=self.freezing)
         self.do(self.world.open())
 
     # -- the night
@@ -119,6 +124,11 @@ class Protocol(RuleBasedStateMachine):
             for _ in range(times):
                 client.driver.woke(given.shard, given.attempt + (1 if forged else 0))
 
+    @precondition(lambda self: sum(not task.done() for task in self.world.collectors.values()) < 2)
+    @rule()
+    def somebody_collects(self) -> None:
+        self.do(self.world.collect())
+
     @precondition(lambda self: not self.stopped)
     @rule(mode=st.sampled_from(["keep", "stop"]))
     def the_user_cancels(self, mode: str) -> None:
@@ -172,6 +182,18 @@ class Protocol(RuleBasedStateMachine):
         assert not isinstance(done, Pause | Stall), done
         assert done.state == "complete", done
         world.check_complete()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Two collectors at once lose requests and answers; a third has a quiet morning."""
+        world = self.world
+        for _ in range(2):
+            self.do(world.collect())
+        self.do(world.run_turns(60, random.Random(len(world.sealed)), fault=0.2))
+        self.do(world.collect())
+        self.do(world.until_quiet())
+        world.check()
+        assert world.sealed, "a complete run can be sealed"
 
 
 class _AtOnce:
@@ -285,6 +307,33 @@ class IgnoresTheOtherClient(Protocol):
     driver = ImpatientDriver
 
 
+async def seal_what_is_there(store: Any, keys: Any, plan: Any) -> Sealed:
+    """Does not wait until every shard is closed."""
+    seal = seal_of(plan, await read_tree(store, keys, plan))
+    data = encode(seal)
+    digest = hashlib.sha256(data).hexdigest()
+    await put_first(store, keys.seal_object(digest), data)
+    return Sealed(digest, seal)
+
+
+class SealsAnOpenRun(Protocol):
+    freezing = staticmethod(seal_what_is_there)
+
+
+async def go_by_ones_own_seal(store: Any, keys: Any, plan: Any) -> Sealed:
+    """Does not look at seal.json, and makes a seal that is nobody else's."""
+    found = await freeze(store, keys, plan)
+    data = encode(found.seal) + b" " * sum("/seals/" in key for key in store.objects.data)
+    digest = hashlib.sha256(data).hexdigest()
+    await put_first(store, keys.seal_object(digest), data)
+    return Sealed(digest, found.seal)
+
+
+class IgnoresTheOthersSeal(Protocol):
+    freezing = staticmethod(go_by_ones_own_seal)
+    modes = ("conditional",)
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
@@ -294,6 +343,8 @@ class IgnoresTheOtherClient(Protocol):
         (ComputesFirst, "invariant 7: "),
         (IgnoresThePace, "invariant 9: "),
         (IgnoresTheOtherClient, "accepted twice|of a budget"),
+        (SealsAnOpenRun, "invariant 3: a seal"),
+        (IgnoresTheOthersSeal, "invariant 4: "),
     ],
     ids=lambda given: given.__name__ if isinstance(given, type) else "",
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import EndpointUnavailable, RateLimited, StoreUnavailable
+from contract.errors import EndpointUnavailable, NotAsWanted, RateLimited, StoreUnavailable, VerifyFailed
 from contract.facts import EndpointFacts, Stack, StackFacts, StackSecrets, StoreFacts
 from contract.keys import RunKeys, RunUri, shard_name
 from contract.lines import compress, decompress_lines
@@ -55,6 +55,7 @@ from contract.store import Store, get_or_none, put_first, put_object
 from pipelines.follow import Driver, Event
 from pipelines.runpod import Timer
 from pipelines.runs import RunHandle, read_control
+from pipelines.seal import Sealed, freeze, seal_problems
 from worker import execution as worker_execution
 from worker.engine.fake import FakeEngine
 
@@ -502,6 +503,8 @@ class _StoreTime:
 # --- the world -----------------------------------------------------------------------------------------------------------------------
 
 TUNING = Tuning()
+Freezing = Callable[[Any, RunKeys, Plan], Awaitable[Sealed]]
+"""How a collector seals; tests plant bugs here."""
 
 
 @dataclass
@@ -516,7 +519,14 @@ class World:
     """One run, its bucket, RunPod, and whoever works on it."""
 
     def __init__(
-        self, plan: Plan, *, seed: int = 0, execute: Execute = reference_execution, driver: type[Driver] = Driver, tuning: Tuning = TUNING
+        self,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        execute: Execute = reference_execution,
+        driver: type[Driver] = Driver,
+        freezing: Freezing = freeze,
+        tuning: Tuning = TUNING,
     ) -> None:
         self.plan = plan
         self.mode: StoreMode = plan.store.mode
@@ -527,9 +537,13 @@ class World:
         self.keys: RunKeys = RunUri.parse(plan.run).keys
         self.execute = execute
         self.driver = driver
+        self.freezing = freezing
         self.tuning = tuning
         self.clients: dict[str, Client] = {}
         self.worker_tasks: dict[str, asyncio.Task[Any]] = {}
+        self.collectors: dict[str, asyncio.Task[None]] = {}
+        self.sealed: list[Sealed] = []
+        """What collectors read through, each as it was told."""
         self.executions = 0
         self.computed: list[tuple[str, str]] = []
         self.forbidden: dict[str, str] = {}
@@ -644,6 +658,23 @@ class World:
     def kill_worker(self, actor: str) -> None:
         self.scheduler.dead.add(actor)
 
+    # -- collectors
+
+    async def collect(self) -> None:
+        """Somebody seals the run, whoever else does, and whatever is still going on."""
+        self.numbers += 1
+        actor = f"collector-{self.numbers}"
+        self.collectors[actor] = asyncio.ensure_future(self._collect(actor))
+        await self.scheduler.settle()
+
+    async def _collect(self, actor: str) -> None:
+        try:
+            self.sealed.append(await self.freezing(TurnStore(self, actor), self.keys, self.plan))
+        except VerifyFailed as error:
+            self.broken.append(f"invariant 2: a collector was told: {error}")
+        except (NotAsWanted, StoreUnavailable):
+            return  # shards are open, or a request was lost: nothing is sealed by this one
+
     # -- checks
 
     def journal(self) -> list[JournalEntry]:
@@ -701,9 +732,9 @@ class World:
         root = self.keys.root
         for key, count in self.objects.writes.items():
             room = key[len(root) + 1 :].split("/")[0]
-            if room in ("parts", "errors", "pieces", "starts", "ends", "seals", "input"):
+            if room in ("parts", "errors", "pieces", "starts", "ends", "input") or (room == "seals" and self.mode == "conditional"):
                 assert count <= 1, f"invariant 1: {key} was written {count} times"
-            if room in ("commits", "journal") and self.mode == "conditional":
+            if room in ("commits", "journal", "seal.json") and self.mode == "conditional":
                 assert count <= 1, f"invariant 1: {key} was written {count} times"
         for key, data in self.objects.data.items():
             if key.startswith(self.keys.commits_prefix()):
@@ -712,6 +743,16 @@ class World:
                     if ref is not None:
                         assert ref.key in self.objects.data, f"invariant 2: {key} names {ref.key}, which is not there"
                         assert hashlib.sha256(self.objects.data[ref.key]).hexdigest() == ref.sha256, f"invariant 2: {ref.key}"
+
+        for sealed in self.sealed:
+            data = self.objects.data[self.keys.seal_object(sealed.digest)]
+            assert hashlib.sha256(data).hexdigest() == sealed.digest, "invariant 2: a seal is not the one that it is named after"
+            assert not seal_problems(self.plan, sealed.seal), "invariant 3: a seal does not partition the rows"
+            for node in sealed.seal.nodes:
+                for ref in (node.commit.part, node.commit.errors):
+                    assert ref is None or hashlib.sha256(self.objects.data[ref.key]).hexdigest() == ref.sha256, "invariant 2: a seal"
+        if self.mode == "conditional":
+            assert len({sealed.digest for sealed in self.sealed}) <= 1, "invariant 4: two collectors read through different seals"
 
     def exhausted(self) -> list[str]:
         """Open shards of which RunPod has had at least as many jobs as the plan allows attempts."""
@@ -775,9 +816,18 @@ class World:
                     await self.scheduler.give(turn)
         raise AssertionError("invariant 8: the run does not end")
 
+    async def until_quiet(self, most: int = 4000) -> None:
+        """No more faults: turns for everybody who is in the middle of something, until nobody is."""
+        for _ in range(most):
+            busy = [t for t in self.scheduler.alive() if t.op not in ("idle", "sleep")]
+            if not busy:
+                return
+            await self.scheduler.give(self.rng.choice(busy))
+        raise AssertionError("somebody never comes to rest")
+
     async def close(self) -> None:
         """Drop whoever still waits."""
-        tasks = [*(c.task for c in self.clients.values()), *self.worker_tasks.values()]
+        tasks = [*(c.task for c in self.clients.values()), *self.worker_tasks.values(), *self.collectors.values()]
         for task in tasks:
             task.cancel()
         for turn in self.scheduler.waiting:
