@@ -149,7 +149,7 @@ class Worker:
             return {"error": self._redactor.clean(f"{error}; finished rows were kept as pieces.")}
         except NightbatchError as error:
             return self._failed(str(error))
-        except Exception as error:  # a fault of ours must not print a traceback with somebody's data into RunPod's logs
+        except Exception as error:  # a fault of ours: the log has the traceback, through the redactor; the answer is one sentence
             log.error("an execution failed unexpectedly", exc_info=error)
             return self._failed(f"the worker failed unexpectedly ({type(error).__name__}: {error}).")
 
