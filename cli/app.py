@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from cli import options as o
-from cli.policy import guarded
+from cli.policy import ended, guarded
 
 PLAIN = {
     "rich_markup_mode": None,
@@ -302,4 +303,4 @@ def local_status(json_output: o.Json = False) -> int:
 
 def main() -> None:
     """The console script."""
-    app(prog_name="nightbatch")
+    sys.exit(ended(lambda: app(prog_name="nightbatch")))

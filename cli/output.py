@@ -11,7 +11,8 @@ from cli.policy import session
 
 def emit(record: dict[str, Any]) -> None:
     """The one JSON object of an invocation."""
-    print(session.clean(json.dumps(record, ensure_ascii=False)))
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    print(session.clean(json.dumps(record, ensure_ascii=ascii_only)))
 
 
 def say(text: str) -> None:

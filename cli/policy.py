@@ -7,6 +7,7 @@ deadline, 130 interrupted (and resumable). A mistake of the user ends in one sen
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
 import os
@@ -20,15 +21,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, ParamSpec, TextIO
+from typing import Any, NoReturn, ParamSpec, TextIO, TypeVar, cast
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 INTERRUPTED = 130
 INFRASTRUCTURE = 3
 MOST_ROWS = 50  # bad rows that are listed on a screen; the errors file and --json have all that were kept
 SECRET_VARIABLES = re.compile(r"(API_KEY|SECRET|TOKEN|PASSWORD|ACCESS_KEY_ID)")
 HIDDEN = "<hidden>"
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters (but newline and tab), those that turn the direction of text, and bytes that were no text: shown escaped."""
 
 
 @dataclass
@@ -45,10 +49,10 @@ class Session:
         self.secrets.update(value for value in values if len(value) >= 8)
 
     def clean(self, text: str) -> str:
-        """`text` without secrets."""
+        """`text` without secrets, and such that a terminal shows it: names and ids come from files, and may hold what moves its cursor."""
         for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
-        return text
+        return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # which JSON reads, too
 
 
 session = Session()
@@ -80,6 +84,74 @@ class _ToStderr(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
+
+
+class OutputLost(Exception):
+    """Standard output takes no more: the disk is full, or nobody reads on."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(cause.strerror)
+        self.cause = cause
+
+
+class _Stream:
+    """A standard stream that says which one failed (stdout), or that fails silently (stderr: a terminal that went away ends no run)."""
+
+    def __init__(self, stream: TextIO, *, silent: bool) -> None:
+        self._stream = stream
+        self._silent = silent
+
+    def write(self, text: str) -> int:
+        return self._tried(lambda: self._stream.write(text)) or len(text)
+
+    def flush(self) -> None:
+        self._tried(self._stream.flush)
+
+    def _tried(self, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except OSError as error:
+            if not self._silent:
+                raise OutputLost(error) from None
+            return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def ended(program: Callable[[], object]) -> int | str | None:
+    """Run the program in this process with standard streams that can be relied on; what to exit with."""
+    for number in (0, 1, 2):  # a closed one would become the next file that is opened
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    out, err = (sys.stdout or open(1, "w", closefd=False), sys.stderr or open(2, "w", closefd=False))  # noqa: SIM115 (as long as we live)
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # a file's name may hold bytes that are no text
+    sys.stdout, sys.stderr = cast(TextIO, _Stream(out, silent=False)), cast(TextIO, _Stream(err, silent=True))
+    try:
+        program()
+        code: int | str | None = 0
+    except SystemExit as end:
+        code = end.code
+    except OutputLost as lost:  # the help, which no command prints
+        code = _say_lost(lost)
+    try:
+        sys.stdout.flush()
+    except OutputLost as lost:
+        code = _say_lost(lost)
+    return code
+
+
+def _say_lost(lost: OutputLost) -> int:
+    """`nightbatch … | head`: nobody reads on, and that is no error. A full disk is one."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(lost.cause, BrokenPipeError):
+        return 0
+    fix = f"What was done stands; go on with: {session.resume}" if session.resume else "Make room, or send it elsewhere."
+    print(session.clean(f"nightbatch: standard output: the result could not be written ({lost}). {fix}"), file=sys.stderr)
+    return INFRASTRUCTURE
 
 
 def set_up_logging(level: int = logging.WARNING) -> None:
@@ -132,18 +204,18 @@ def guarded(function: Callable[P, int | None]) -> Callable[P, None]:
         begin(json_output=bool(kwargs.get("json_output")))
         set_up_logging()
         try:
-            with termination_as_interrupt():
-                code = function(*args, **kwargs) or 0
-            sys.stdout.flush()
-        except (typer.Exit, typer.BadParameter, typer.Abort):
-            raise
-        except BrokenPipeError:  # `nightbatch … | head`: nobody reads on, and that is no error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
-        except KeyboardInterrupt:
-            code = say_interrupted()
-        except Exception as error:
-            code = explain(error)
+            try:
+                with termination_as_interrupt():
+                    code = function(*args, **kwargs) or 0
+                sys.stdout.flush()
+            except (typer.Exit, typer.BadParameter, typer.Abort, OutputLost):
+                raise
+            except KeyboardInterrupt:
+                code = say_interrupted()
+            except Exception as error:
+                code = explain(error)
+        except OutputLost as lost:
+            code = _say_lost(lost)
         raise typer.Exit(code)
 
     return command
@@ -200,7 +272,7 @@ def _unexpected(error: Exception) -> int:
         folder = log_folder()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-        path.write_text(f"{' '.join(sys.argv)}\n{session.clean(text)}", encoding="utf-8")
+        path.write_text(f"{' '.join(sys.argv)}\n{session.clean(text)}", encoding="utf-8", errors="backslashreplace")
         fix = f"The details are in {path}."
     except OSError as failed:
         print(text, file=sys.stderr)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from cli.policy import session
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -108,7 +110,7 @@ class Lines:
                 self._print(snapshot, now)
 
     def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(session.clean(text), file=self._stream, flush=True)
 
     def beat(self) -> None:
         now, snapshot = self._clock(), self._pending or self._printed
@@ -151,7 +153,7 @@ class Live:
         self._snapshot = snapshot
 
     def note(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
+        self._live.console.print(session.clean(text), markup=False, highlight=False)
 
     def beat(self) -> None:
         """The view's own thread draws."""

@@ -24,7 +24,7 @@ from cli.policy import program, session
 from cli.progress import Progress, Snapshot, shown
 from cli.report import Report, plan_lines, plan_record, report_lines, report_record
 from contract.errors import InfrastructureError, NotFound, UsageError
-from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, load_stack, secrets_from, state_dir
+from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, check_url, load_stack, secrets_from, state_dir
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind, decode
 from contract.store import S3Store
@@ -424,6 +424,8 @@ async def follow_run(stack: Stack, run: RunHandle, store: S3Store, how: Followin
     from pipelines.runs import endpoint_of
     from pipelines.submit import open_jobs, set_running
 
+    if how.webhook_url is not None:
+        check_url(how.webhook_url, "--webhook-url")
     await set_running(run, store)
     jobs = open_jobs(stack, endpoint_of(run.plan, stack.facts).id)
     ledger = open_ledger(progress)
@@ -520,7 +522,7 @@ def show_plan(where: Where, asked: Asked, *, store: bool) -> int:
         if store:
             print(f"next: {program()} submit {planned.plan.run_id}{where.options}, or resume, which collects as well")
         else:
-            print("nothing was stored and nothing was sent")
+            print("no plan was stored and nothing was sent")
     return 0
 
 

@@ -11,10 +11,12 @@ that differ from the client's NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID, NIGHTBATCH_WOR
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -165,6 +167,7 @@ def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack
         if environ.get("RUNPOD_ENDPOINT_BASE_URL"):
             raw["api_url"] = environ["RUNPOD_ENDPOINT_BASE_URL"]
     facts: StackFacts = convert(raw, StackFacts, where=str(path))
+    check_url(facts.api_url, "RUNPOD_ENDPOINT_BASE_URL, or `api_url` of the facts file")
     if facts.stack != name:
         raise UsageError(f"holds the facts of stack '{facts.stack}', not of '{name}'.", where=str(path))
     return Stack(facts, secrets_from(environ, facts.store))
@@ -172,10 +175,23 @@ def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack
 
 def secrets_from(environ: Mapping[str, str], store: StoreFacts) -> StackSecrets:
     """API key and S3 keys from the environment. Raises UsageError naming every variable that is missing."""
+    check_url(store.endpoint_url, "NIGHTBATCH_S3_ENDPOINT_URL, or `endpoint_url` of the facts file")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", store.bucket):
+        raise UsageError(
+            f"{store.bucket!r} is not the name of a bucket.",
+            where="NIGHTBATCH_S3_BUCKET, or `bucket` of the facts file",
+            fix="See docs/stacks.md.",
+        )
     names = ("RUNPOD_API_KEY", "NIGHTBATCH_S3_ACCESS_KEY_ID", "NIGHTBATCH_S3_SECRET_ACCESS_KEY")
     missing = [n for n in names if not environ.get(n)]
     if missing:
         raise UsageError(f"{', '.join(missing)} must be set in the environment.", fix="See docs/stacks.md.")
+    workers = ("NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID", "NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY")
+    odd = [n for n in (*names, *workers) if not re.fullmatch(r"[!-~]*", environ.get(n, ""))]
+    if odd:
+        raise UsageError(
+            f"{', '.join(odd)} holds a space, a line's end or another character that no key has.", fix="Was it copied whole, and no more?"
+        )
     if environ.get("NIGHTBATCH_S3_SESSION_TOKEN") or environ["NIGHTBATCH_S3_ACCESS_KEY_ID"].startswith("ASIA"):
         raise UsageError("temporary S3 keys cannot be used: s3Config has no field for a session token.", fix="Make a permanent key.")
 
@@ -188,3 +204,14 @@ def secrets_from(environ: Mapping[str, str], store: StoreFacts) -> StackSecrets:
         )
 
     return StackSecrets(environ["RUNPOD_API_KEY"], keys("NIGHTBATCH_S3"), keys("NIGHTBATCH_WORKER_S3"))
+
+
+def check_url(url: str, where: str) -> None:
+    """Raises UsageError when `url` is no http address with a host."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and re.fullmatch(r"[!-~]+", url) is not None
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"'{url}' is not an address.", where=where, fix="It looks like https://host or http://127.0.0.1:8000.")

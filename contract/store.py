@@ -408,7 +408,7 @@ _EXISTS: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict", 
 
 def _translate(error: Exception, what: str, where: str, endpoint_url: str) -> StoreError:
     """botocore's errors -> ours. Messages of botocore name buckets and codes, never secrets."""
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", ""))
@@ -426,6 +426,8 @@ def _translate(error: Exception, what: str, where: str, endpoint_url: str) -> St
         if status >= 500 or code in ("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable") or status == 429:
             return StoreUnavailable(f"{what} failed after retries ({code or status}).", where=where, fix="Try again later.")
         return StoreError(f"{what} failed ({code or status}).", where=where)
+    if isinstance(error, ParamValidationError):
+        return StoreError("is not an address that a store can have.", where=where, fix="Check the bucket's name and the key.")
     if isinstance(error, (BotoCoreError, OSError)):
         return StoreUnavailable(
             f"{what} got no answer from {endpoint_url} ({type(error).__name__}).", where=where, fix="Is the store reachable?"

@@ -132,7 +132,12 @@ def up(
     """Start the emulator in the background and wait until it answers; if it runs already, say so. Raises EmulatorError with the end of
     its log if it does not come up."""
     directory = Path(config.state_dir)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise EmulatorError(
+            f"the state folder cannot be made ({error.strerror}).", where=str(directory), fix="Name another in NIGHTBATCH_HOME."
+        ) from None
     if running(directory):
         on_progress("the emulator is running already")
         return _wait_until_up(directory, None, on_progress, timeout_s)
@@ -239,8 +244,12 @@ def running(directory: Path) -> int | None:
                 text = lock.read().strip()
                 return int(text) if text.isdigit() else None
             return None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise EmulatorError(
+            f"the state folder cannot be read ({error.strerror}).", where=str(directory), fix="Name another in NIGHTBATCH_HOME."
+        ) from None
 
 
 def hold(directory: Path) -> None:

@@ -127,7 +127,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 async def _in_s3(name: str, open_bucket: OpenBucket) -> list[_Found]:
-    match = re.fullmatch(r"s3://([^/]+)(?:/(.*))?", name, re.DOTALL)
+    match = re.fullmatch(r"s3://([A-Za-z0-9._-]{1,255})(?:/(.*))?", name, re.DOTALL)
     if not match:
         raise DatasetError("is not an address in S3.", where=name, fix="It looks like s3://bucket/prefix/ or s3://bucket/file.jsonl.")
     bucket, key = match[1], match[2] or ""

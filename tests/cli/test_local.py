@@ -107,3 +107,12 @@ def test_up_status_down(tmp_path: Path) -> None:
         down = nightbatch(tmp_path, "local", "down", "--json")
     assert json.loads(down.stdout) == {"state": "stopped", "was_running": True}
     assert running(tmp_path / "local") is None
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status"])
+def test_a_state_folder_that_cannot_be_is_one_sentence(command: str) -> None:
+    env = {**os.environ, "NIGHTBATCH_HOME": os.devnull, "NIGHTBATCH_WORKER_PYTHON": "/bin/true"}
+    done = subprocess.run([sys.executable, "-m", "cli", "local", command], env=env, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert "unexpected" not in done.stderr
+    assert done.returncode == (3 if command == "up" else 0)

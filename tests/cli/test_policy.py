@@ -133,9 +133,10 @@ def test_sigterm_ends_a_command_as_an_interruption() -> None:
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
     code = (
-        "import typer\nfrom cli.policy import guarded\n"
+        "import sys, typer\nfrom cli.policy import ended, guarded\n"
         "@guarded\ndef command():\n    for i in range(100000): print('x' * 80)\n    return 0\n"
-        "try: command()\nexcept typer.Exit as e: raise SystemExit(e.exit_code)\n"
+        "def program():\n    try: command()\n    except typer.Exit as e: raise SystemExit(e.exit_code)\n"
+        "sys.exit(ended(program))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -145,3 +146,41 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         err = process.stderr.read()
         assert process.wait(timeout=30) == 0
     assert err == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("arguments", [["version"], ["version", "--json"], ["--help"], ["status", "a-b", "--json"]])
+def test_a_result_that_cannot_be_written_is_an_error_with_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+    env = {**os.environ, "NIGHTBATCH_HOME": str(tmp_path)}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-m", "cli", *arguments], env=env, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("nightbatch: standard output: the result could not be written (No space left on device)")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_a_closed_stream_or_a_terminal_that_went_away_ends_no_command(closed: str, tmp_path: Path) -> None:
+    env = {**os.environ, "NIGHTBATCH_HOME": str(tmp_path)}
+    shell = f"{sys.executable} -m cli version {closed}; echo $? >&3; {sys.executable} -m cli status a-b {closed}; echo $? >&3"
+    done = subprocess.run(["bash", "-c", f"exec 3>codes; {shell}"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "codes").read_text() == "0\n3\n"
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "not running" not in done.stdout
+
+
+def test_names_that_would_move_the_cursor_or_are_no_text_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [errors.BadRow("a\x1b[2Jb\udcff.jsonl", 1, "bad_id", "\u202eid\x9b")]
+    assert end_of(failing(errors.DatasetError("no.", bad_rows=rows)), json_output=True) == 2
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[0] == "a\\u001b[2Jb\\udcff.jsonl:1: \\u202eid\\u009b"
+    assert json.loads(captured.out)["details"] == [str(rows[0])]
+
+
+def test_arguments_that_are_no_text_end_in_a_sentence(tmp_path: Path) -> None:
+    env = {**os.environ, "NIGHTBATCH_HOME": str(tmp_path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "cli", "run", os.fsdecode(b"\xf0\x9f\xff.jsonl"), "--task", "embed", "--model", "m"]
+    command += ["--facts", os.fsdecode(b"\xff")]
+    done = subprocess.run(command, env=env, capture_output=True)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr

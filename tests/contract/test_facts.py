@@ -17,6 +17,7 @@ from contract.facts import (
     StoreFacts,
     load_stack,
     local_facts_path,
+    secrets_from,
     state_dir,
 )
 from contract.models import S3Config, encode
@@ -154,3 +155,36 @@ def test_secrets_are_never_printed_and_facts_hold_none(tmp_path: Path) -> None:
     for text in (repr(stack), str(stack), repr(stack.secrets), f"{stack.secrets}"):
         assert not any(secret in text for secret in ("rp-secret", "s3-secret"))
     assert b"secret" not in encode(stack.facts)
+
+
+@pytest.mark.parametrize("key", ["key\n", "two words", "ke\ty", "schl\u00fcssel", "a\r\nX-Header: b"])
+def test_a_key_that_cannot_be_one_is_refused_without_being_shown(key: str) -> None:
+    store = StoreFacts(bucket="b", endpoint_url="http://127.0.0.1:1")
+    good = {"RUNPOD_API_KEY": "k", "NIGHTBATCH_S3_ACCESS_KEY_ID": "i", "NIGHTBATCH_S3_SECRET_ACCESS_KEY": "s/+="}
+    assert secrets_from(good, store).api_key == "k"
+    for name in (*good, "NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY"):
+        with pytest.raises(UsageError, match=name) as caught:
+            secrets_from({**good, name: key}, store)
+        assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["nourl", "http://", "ftp://host", "http://host:99999999", "http://[::1", "http://a b", ""])
+def test_an_address_that_is_none_is_refused_where_it_was_said(url: str, tmp_path: Path) -> None:
+    facts = StackFacts(stack="dev", store=StoreFacts(bucket="b", endpoint_url="http://127.0.0.1:1"), endpoints=(endpoint(),))
+    path = tmp_path / "dev.json"
+    path.write_bytes(encode(facts))
+    keys = {"RUNPOD_API_KEY": "k", "NIGHTBATCH_S3_ACCESS_KEY_ID": "i", "NIGHTBATCH_S3_SECRET_ACCESS_KEY": "s"}
+    assert load_stack("dev", environ=keys, facts_file=path).facts == facts
+    for variable in ("NIGHTBATCH_S3_ENDPOINT_URL", "RUNPOD_ENDPOINT_BASE_URL"):
+        if url:
+            with pytest.raises(UsageError, match="not an address"):
+                load_stack("dev", environ={**keys, variable: url}, facts_file=path)
+    with pytest.raises(UsageError, match="not an address"):
+        secrets_from(keys, StoreFacts(bucket="b", endpoint_url=url))
+
+
+@pytest.mark.parametrize("bucket", ["a b", "a/b", "", "x" * 300, "b\u00fc"])
+def test_a_bucket_that_no_store_has_is_refused(bucket: str) -> None:
+    keys = {"RUNPOD_API_KEY": "k", "NIGHTBATCH_S3_ACCESS_KEY_ID": "i", "NIGHTBATCH_S3_SECRET_ACCESS_KEY": "s"}
+    with pytest.raises(UsageError, match="not the name of a bucket"):
+        secrets_from(keys, StoreFacts(bucket=bucket, endpoint_url="http://127.0.0.1:1"))

@@ -249,6 +249,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> Non
         (["wrong.parquet"], "not a Parquet file"),
         (["pipe"], "not a regular file"),
         (["s3:///x"], "not an address"),
+        (["s3://a bucket!/x"], "not an address"),
         ([], "no dataset"),
     ],
 )
