@@ -124,6 +124,8 @@ def _value(value: str, text: str) -> Any:
         parsed = json.loads(value)
     except ValueError:
         return value
+    except RecursionError:
+        raise UsageError("is nested too deep.", where=f"--param {text[:40]}…") from None
     if isinstance(parsed, float) and not math.isfinite(parsed):
         raise UsageError("is not a number that JSON knows.", where=f"--param {text}")
     return parsed

@@ -38,7 +38,7 @@ class RunUri:
     def parse(cls, uri: str) -> RunUri:
         """Read `s3://bucket/path`; a trailing slash is dropped. Raises UsageError."""
         match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,62})/(.+?)/*", uri)
-        if not match or not _SAFE.match(match[2]) or len(match[2]) > MAX_KEY - 120:
+        if not match or not _SAFE.match(match[2]) or {".", ".."} & set(match[2].split("/")) or len(match[2]) > MAX_KEY - 120:
             raise UsageError(f"'{uri}' is not the address of a run.", fix="It looks like s3://bucket/runs/RUN_ID.")
         return cls(match[1], match[2])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 import tempfile
 import threading
@@ -49,10 +50,12 @@ from contract.models import (
     decode,
     encode,
 )
+from contract.params import check_params
 from contract.rows import InputDigest, row_digest
 from contract.store import S3Store, Store, get_or_none, probe_mode, put_first, put_object
-from pipelines.dataset import Reader, Row, find_files, open_reader
+from pipelines.dataset import DataFile, Reader, Row, find_files, open_reader
 from pipelines.dataset import streams as dataset_streams
+from pipelines.outputs import is_s3, output_names
 from pipelines.pack import RULES, TOKENS_OUT, pack, row_tokens
 from pipelines.preflight import Scan, preflight
 from pipelines.prices import Throughput, Work, choose_pace, estimate, output_tokens, reference, worker_seconds
@@ -157,6 +160,7 @@ async def plan_run(
 
     try:
         files = await find_files(request.dataset, bucket)
+        _check_out(request, files)
         async with _Thread(events) as thread:
             total = sum(file.size for file in files)
             models = tuple(dict.fromkeys((endpoint.model, request.model, endpoint.name)))
@@ -186,6 +190,26 @@ async def plan_run(
             await other.close()
 
 
+def _check_out(request: PlanRequest, files: Sequence[DataFile]) -> None:
+    """Refuse an output that is a file of the dataset, or that the same command would take for one. Raises UsageError."""
+    if request.out is None:
+        return
+    where, fix = f"--out {request.out}", "Name another place."
+    names = output_names(request.out)
+    if not is_s3(names.out):
+        outputs = {os.path.realpath(name) for name in (names.out, names.errors, names.seal)}
+        if any(file.path is not None and os.path.realpath(file.path) in outputs for file in files):
+            raise UsageError("this is a file of the dataset, which would be replaced.", where=where, fix=fix)
+        folder = os.path.dirname(os.path.realpath(names.out))
+        inside = [name for name in request.dataset if os.path.isdir(name) and f"{folder}/".startswith(f"{os.path.realpath(name)}/")]
+    else:
+        if any(file.name in (names.out, names.errors, names.seal) for file in files):
+            raise UsageError("this is a file of the dataset, which would be replaced.", where=where, fix=fix)
+        inside = [name for name in request.dataset if name.startswith("s3://") and names.out.startswith(name.rstrip("/") + "/")]
+    if inside:
+        raise UsageError(f"this lies in {inside[0]}, and would be read as data the next time.", where=where, fix=fix)
+
+
 def _check_request(request: PlanRequest) -> None:
     for option, value in (("--again", request.again), ("--name", request.name)):
         if value is not None and not _NAME.fullmatch(value):
@@ -196,9 +220,10 @@ def _check_request(request: PlanRequest) -> None:
         raise UsageError("--pace must be at least 1.")
     if request.rows_per_shard is not None and request.rows_per_shard < 1:
         raise UsageError("the rows of a shard must be at least 1.")
+    check_params(request.task, request.params)
     try:
         encode(request.params)
-    except (TypeError, ValueError, msgspec.MsgspecError):
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         raise UsageError("the task's parameters cannot be written as JSON.") from None
 
 

@@ -91,7 +91,7 @@ def test_the_address_of_a_run_is_read(text: str, bucket: str, path: str) -> None
     [
         "", "runs/R", "s3://", "s3://bucket", "s3://bucket/", "s3://b/runs/R", "http://bucket/runs/R", "s3://Bucket/runs/R",
         "s3://bucket//runs/R", "s3://bucket/runs//R", "s3://bucket/runs\\R", "s3://bucket/runs/ü", "s3://bucket/runs/a b",
-        "s3://bucket/runs/R\n", "s3://bucket/" + "r" * 400,
+        "s3://bucket/runs/R\n", "s3://bucket/" + "r" * 400, "s3://bucket/runs/../R", "s3://bucket/./R",
     ],
 )  # fmt: skip
 def test_what_is_no_address_of_a_run_is_refused_with_an_example(text: str) -> None:

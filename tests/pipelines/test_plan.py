@@ -101,7 +101,7 @@ async def test_pace_prices_and_history_change_no_identity(house: House, batch: P
 @pytest.mark.parametrize(
     "change",
     [
-        {"params": {"max_tokens": 5}},
+        {"params": {"dimensions": 5}},
         {"revision": "abc"},
         {"rows": RowOptions(limit=100)},
         {"rows_per_shard": 50},
@@ -516,7 +516,10 @@ async def test_an_unknown_model_lists_what_there_is(house: House, batch: Path) -
         ({"rows": RowOptions(limit=0)}, "--limit"),
         ({"pace": 0}, "--pace"),
         ({"out": "x.txt"}, ".jsonl or .parquet"),
-        ({"params": {"x": object()}}, "JSON"),
+        ({"params": {"encoding_format": object()}}, "JSON"),
+        ({"params": {"truncation_side": 1 << 99}}, "JSON"),
+        ({"params": {"nonsense": 1}}, "not a parameter"),
+        ({"params": {"dimensions": "abc"}}, "whole number"),
     ],
 )
 async def test_a_request_that_makes_no_sense_gets_one_sentence(house: House, batch: Path, more: dict[str, Any], sentence: str) -> None:
@@ -580,3 +583,27 @@ async def test_a_cancelled_planning_stops_its_thread(house: House, tmp_path: Pat
 
 def test_generate_and_embed_endpoints_are_told_apart() -> None:
     assert stack_of().facts.endpoint_for("smollm2", "generate") == GENERATE
+
+
+@pytest.mark.parametrize("out", ["reviews.jsonl", "./sub/../reviews.jsonl", "link.jsonl", "s3://memory/data/a.jsonl"])
+async def test_an_output_over_the_dataset_is_refused_before_anything_is_paid(
+    house: House, batch: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(batch.parent)
+    Path("sub").mkdir()
+    Path("link.jsonl").symlink_to(batch)
+    before = batch.read_bytes()
+    await house.store().put("data/a.jsonl", before)
+    with pytest.raises(UsageError, match="would be replaced"):
+        await house.plan(batch if not out.startswith("s3") else "s3://memory/data/a.jsonl", out=out)
+    assert batch.read_bytes() == before
+    assert not [key for key in house.objects.data if key.startswith("runs/")]
+
+
+async def test_an_output_in_the_datasets_own_folder_is_refused(house: House, batch: Path) -> None:
+    folder = batch.parent / "rows"
+    folder.mkdir()
+    batch.rename(folder / "a.jsonl")
+    with pytest.raises(UsageError, match="read as data the next time"):
+        await house.plan(folder, out=str(folder / "answers.jsonl"))
+    assert (await house.plan(folder, out=str(batch.parent / "answers.jsonl"))).plan.dataset.rows
