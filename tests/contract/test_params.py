@@ -36,7 +36,8 @@ def test_what_a_row_can_use_passes(kind: TaskKind, params: dict[str, Any]) -> No
     ("kind", "name", "value"),
     [
         ("generate", "max_tokens", "abc"), ("generate", "max_tokens", 0), ("generate", "max_tokens", 1.5), ("generate", "max_tokens", True),
-        ("generate", "max_tokens", 10**20), ("generate", "max_tokens", 1 << 20_000), ("generate", "temperature", 1 << 20_000), ("generate", "n", 1000), ("generate", "top_p", 5),
+        ("generate", "max_tokens", 10**20), ("generate", "max_tokens", 1 << 20_000), ("generate", "n", 1000),
+        ("generate", "temperature", 1 << 20_000), ("generate", "top_p", 5),
         ("generate", "temperature", -1), ("generate", "temperature", math.inf), ("generate", "temperature", math.nan),
         ("generate", "seed", 1e30), ("generate", "ignore_eos", "yes"), ("generate", "nonsense", 1), ("generate", "stream", True),
         ("generate", "messages", 1), ("generate", "model", "x"), ("embed", "input", "x"), ("embed", "temperature", 1),
