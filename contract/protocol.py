@@ -66,6 +66,8 @@ class AttemptState(Enum):
 
 STALLED: Final = "stalled"
 """How the reason in control.json begins when a client gave up on a queue: jobs that wait there would begin, unwatched, when it moves."""
+BUDGET: Final = "budget"
+"""How it begins when the budget ended a run while jobs without an answer may still wait at RunPod."""
 OUTSTANDING: Final = frozenset({AttemptState.INTENDED, AttemptState.SENT, AttemptState.UNKNOWN})
 Key = tuple[str, int]
 """(client, attempt): on a conditional store the attempt alone is unique; on a last-writer store two clients may draw one number."""
@@ -335,6 +337,8 @@ class RunState:
     """When the look at commits/ began that `commits` rests on."""
     starts: Mapping[str, StartMarker] = field(default_factory=dict)
     ends: Mapping[str, EndMarker] = field(default_factory=dict)
+    markers_at: datetime | None = None
+    """When the look began that `starts` and `ends` rest on; None: now."""
     looks: Mapping[Key, Look] = field(default_factory=dict)
     health: Health | None = None
     health_at: datetime | None = None
@@ -411,14 +415,21 @@ def reserved_usd(state: RunState, now: datetime) -> float:
 
 
 def holds_reserve(state: RunState, attempt: Attempt, now: datetime) -> bool:
-    """Whether an attempt without a start marker may still cost something."""
-    if attempt.noted == "rejected" or now >= attempt.expires_at:
+    """Whether an attempt without a start marker may still cost something. Only markers that were looked for after its time was over tell
+    that it never began: a client may have slept since it looked."""
+    looked = _markers_at(state, now)
+    if attempt.noted == "rejected" or looked >= attempt.expires_at:
         return False
     if attempt.noted == "dead" and attempt.cause in UNSPENT:
         return False
     seen = state.looks.get(attempt.key)
     proven = seen is not None and seen.since is not None and seen.status.status is not None and seen.status.cause in UNSPENT
-    return not (proven and seen is not None and seen.since is not None and _passed(seen.since, DEFAULT_TUNING.second_look_s, now))
+    return not (proven and seen is not None and seen.since is not None and _passed(seen.since, DEFAULT_TUNING.second_look_s, looked))
+
+
+def _markers_at(state: RunState, now: datetime) -> datetime:
+    """The instant up to which the markers are known."""
+    return now if state.markers_at is None else min(now, state.markers_at)
 
 
 def _passed(since: datetime, seconds: float, now: datetime) -> bool:
@@ -690,6 +701,8 @@ def decide(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> t
             f"the next job could pass the budget of ${state.rules.budget_usd:.2f}: ${seen.settled_usd:.4f} spent, "
             f"${seen.reserved_usd:.4f} reserved, ${state.rules.reserve_usd:.4f} for one more."
         )
+        if seen.outstanding:  # jobs without an answer: fenced, so that none begins after the client has left
+            return (*first, RaiseEpoch("keep", f"{BUDGET}: {reason}"))
         return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), Finish("stopped", "budget", reason))
     flush = () if any(isinstance(a, SendIntents) for a in sends) else _flush(state, bool(notes), now, tuning)
     return (*first, *sends, *flush, *((stall,) if stall else ()), Wait(next_instant(state, seen, now, tuning)))
@@ -810,6 +823,9 @@ def _wind_down(state: RunState, seen: Survey, noted: bool, now: datetime, tuning
     if reason.startswith(f"{STALLED} "):
         cause, _, why = reason.removeprefix(f"{STALLED} ").partition(": ")
         return (*_flush(state, noted, now, tuning, at_once=True), Stall(cause, why, final=True))
+    if reason.startswith(f"{BUDGET}: "):
+        stopped = Finish("stopped", "budget", reason.removeprefix(f"{BUDGET}: "))
+        return (*_flush(state, noted, now, tuning, at_once=True), stopped)
     said = "the deadline has passed." if reason == "deadline" else f"the run was told to {state.control.mode} ({reason})."
     flush = _flush(state, noted, now, tuning, at_once=True)
     return (*flush, Finish("stopped", "deadline" if reason == "deadline" else "cancelled", said))
@@ -969,8 +985,11 @@ def _may_free_budget(state: RunState, seen: Survey, now: datetime, tuning: Tunin
     for found in (*seen.queued, *seen.running):
         if found.state is not AttemptState.UNKNOWN or not _passed(found.attempt.intent.sent_at, grace, now):
             return True
+    looked = _markers_at(state, now)  # the next look at the markers may tell more
+    if any(looked < attempt.expires_at <= now for attempt in state.attempts.values()):
+        return True
     second = timedelta(seconds=tuning.second_look_s)
-    return any(look_.since is not None and now < look_.since + second for look_ in state.looks.values())
+    return any(look_.since is not None and looked < look_.since + second for look_ in state.looks.values())
 
 
 # --- a queue that does not move ------------------------------------------------------------------------------------------------------

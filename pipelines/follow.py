@@ -248,6 +248,7 @@ class Driver:
         self._commits_at: datetime | None = None
         self._markers = Markers()
         self._markers_at: float | None = None
+        self._markers_seen: datetime | None = None
         self._looks: dict[Key, Look] = {}
         self._health: Health | None = None
         self._health_at: datetime | None = None
@@ -344,6 +345,7 @@ class Driver:
             commits_at=self._commits_at,
             starts=self._markers.starts,
             ends=self._markers.ends,
+            markers_at=self._markers_seen,
             looks=self._looks,
             health=self._health,
             health_at=self._health_at,
@@ -367,8 +369,9 @@ class Driver:
         every = max(MARKER_EVERY_S, count / MARKERS_PER_SECOND)
         since = None if self._markers_at is None else self.timer.monotonic() - self._markers_at
         if markers or since is None or since >= every or (woken and since >= GAP_S):
+            seen = self.store.now()
             await read_markers(self.store, self.run.keys, self.run.plan.plan_id, self._markers)
-            self._markers_at = self.timer.monotonic()
+            self._markers_at, self._markers_seen = self.timer.monotonic(), seen
             if len(self._markers.starts) + len(self._markers.ends) > count:
                 self._progress_at = self.store.now()
                 self._attempts = fold_starts(self._attempts, self._markers.starts.values())

@@ -302,6 +302,18 @@ def test_a_job_that_failed_without_a_start_marker_keeps_its_reserve() -> None:
     assert survey(make_state(attempt(1), looks=seen, now=100), at(100)).reserved_usd == pytest.approx(0.7)
 
 
+def test_a_reserve_is_free_only_when_markers_were_looked_for_after_its_ttl() -> None:
+    """Found by the property test: a client slept between its look at the markers and its decision, and an execution had begun meanwhile."""
+    stale = make_state(attempt(1, ttl=600), rules={"budget_usd": 1.0}, now=700, markers_at=at(599))
+    assert survey(stale, at(700)).reserved_usd == pytest.approx(0.7)
+    actions = decide(stale, at(700), TUNING)
+    assert not sent(actions)
+    assert isinstance(actions[-1], Wait), "the next look tells"
+    fresh = replace(stale, markers_at=at(600))
+    assert survey(fresh, at(700)).reserved_usd == 0
+    assert len(sent(decide(fresh, at(700), TUNING))) == 1
+
+
 def test_sending_stops_where_the_next_reserve_would_pass_the_budget() -> None:
     actions = decide(make_state(rules={"budget_usd": 1.5}), START, TUNING)
     assert len(sent(actions)) == 2
@@ -317,6 +329,19 @@ def test_a_budget_that_nothing_can_free_ends_the_run() -> None:
         attempt(1), commits=done, starts=[start(1)], ends=[end(1, when=50, wall=50)], rules={"budget_usd": 1.0}, now=60
     )  # fmt: skip
     finish = decide(state, at(60), TUNING)[-1]
+    assert isinstance(finish, Finish)
+    assert (finish.state, finish.cause) == ("stopped", "budget")
+    assert "$1.00" in finish.reason
+
+
+def test_a_budget_stop_fences_jobs_without_an_answer_before_the_client_leaves() -> None:
+    state = make_state(attempt(1, noted="unknown"), rules={"budget_usd": 1.0})
+    assert isinstance(decide(state, at(79), TUNING)[-1], Wait), "an answer, or a start marker, may still come"
+    raised = decide(state, at(80), TUNING)[-1]
+    assert isinstance(raised, RaiseEpoch)
+    assert raised.mode == "keep"
+    after = replace(state, control=changed(state.control, mode="keep", epoch=1, reason=raised.reason))
+    finish = decide(after, at(81), TUNING)[-1]
     assert isinstance(finish, Finish)
     assert (finish.state, finish.cause) == ("stopped", "budget")
     assert "$1.00" in finish.reason
