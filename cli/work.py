@@ -769,15 +769,21 @@ def runs(where: Where) -> int:
     """List runs."""
     from pipelines.runs import RunListing, list_runs
 
+    damaged: list[str] = []
+
     async def main() -> tuple[RunListing, ...]:
         stack = await find_stack(where)
         async with buckets_of(stack) as buckets:
-            return await list_runs(buckets.main, stack.facts.store.prefix)
+            return await list_runs(buckets.main, stack.facts.store.prefix, damaged.append)
 
     found = run_async(main)
+    for text in damaged:
+        say(f"nightbatch: {text}")
+    code = 1 if damaged else 0
     if session.json_output:
         emit(
             {
+                "damaged": damaged,
                 "runs": [
                     {
                         "run": one.uri,
@@ -789,10 +795,10 @@ def runs(where: Where) -> int:
                         "usd_planned": one.plan.estimate.usd.likely,
                     }
                     for one in found
-                ]
+                ],
             }
         )
-        return 0
+        return code
     if not found:
         print("no runs")
     width = max((len(one.run_id) for one in found), default=0)
@@ -802,7 +808,7 @@ def runs(where: Where) -> int:
             f"{one.run_id:<{width}}  {plan.created_at:%Y-%m-%d %H:%M}  {plan.task.kind} {plan.task.model}  "
             f"{plan.dataset.rows:,} rows, {len(plan.shards):,} shards, ${plan.estimate.usd.likely:.4f} planned"
         )
-    return 0
+    return code
 
 
 def version() -> int:

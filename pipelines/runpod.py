@@ -31,6 +31,8 @@ WINDOW_MARGIN_S: Final = 0.2
 """Requests arrive at RunPod later than they were sent, and not in equal steps."""
 TIMEOUT_S: Final = 30.0
 MAX_ERROR_TEXT: Final = 200
+MAX_ANSWER: Final = 64 << 20
+"""Bytes. A job's output has at most 20 MB (send-requests.mdx); what is longer is not RunPod's."""
 REDACTED: Final = "<hidden>"
 
 
@@ -93,8 +95,12 @@ class AiohttpTransport:
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=min(10.0, timeout_s))
         try:
             async with self._session.request(method, url, headers=headers, data=body, timeout=timeout, allow_redirects=False) as answer:
-                data = await answer.read()
-                return Response(answer.status, {k.lower(): v for k, v in answer.headers.items()}, data)
+                data = bytearray()
+                async for chunk in answer.content.iter_chunked(1 << 16):
+                    data += chunk
+                    if len(data) > MAX_ANSWER:
+                        raise NoAnswer(f"more than {MAX_ANSWER >> 20} MB")
+                return Response(answer.status, {k.lower(): v for k, v in answer.headers.items()}, bytes(data))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotSent(type(error).__name__) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -267,7 +273,7 @@ class RunPodClient:
         """POST /run. Repeated only after 429 and after connections that never opened."""
         hidden = (request.s3Config.accessSecret, request.s3Config.accessId)
         answer = await self._call("run", "POST", "/run", encode(request), repeat_unknown=False, hidden=hidden)
-        if answer.status >= 400:
+        if answer.status >= 300:
             raise self._refusal("run", answer, hidden)
         try:
             return msgspec.json.decode(answer.body, type=_JobAnswer).id
@@ -279,7 +285,7 @@ class RunPodClient:
         answer = await self._call("status", "GET", f"/status/{job_id}", None)
         if answer.status == 404:
             return JobStatus(None)
-        if answer.status >= 400:
+        if answer.status >= 300:
             raise self._refusal("status", answer)
         try:
             found = msgspec.json.decode(answer.body, type=_StatusAnswer)
@@ -290,13 +296,13 @@ class RunPodClient:
     async def cancel(self, job_id: str) -> None:
         """POST /cancel/{id}."""
         answer = await self._call("cancel", "POST", f"/cancel/{job_id}", b"")
-        if answer.status >= 400 and answer.status not in (400, 404):  # 400: it is over already
+        if answer.status >= 300 and answer.status not in (400, 404):  # 400: it is over already
             raise self._refusal("cancel", answer)
 
     async def health(self) -> Health:
         """GET /health."""
         answer = await self._call("health", "GET", "/health", None)
-        if answer.status >= 400:
+        if answer.status >= 300:
             raise self._refusal("health", answer)
         try:
             found = msgspec.json.decode(answer.body, type=_HealthAnswer)
@@ -376,6 +382,12 @@ class RunPodClient:
             )
         if answer.status == 404:
             return EndpointMissing(f"RunPod knows no endpoint {self._endpoint}.", where=where, fix="Check the stack's endpoint id.")
+        if answer.status < 400:
+            return Refused(
+                f"RunPod's address answers {answer.status}: it sends to another address, where the API key is not sent.",
+                where=where,
+                fix="Check the stack's api_url; is a proxy or a login page in between?",
+            )
         said = self._text(answer.body.decode("utf-8", "replace"), hidden) or "no reason given"
         return Refused(f"RunPod refused /{operation} ({answer.status}): {said}", where=where)
 

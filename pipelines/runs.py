@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract.errors import NotFound, PlanMismatch, UsageError
+from contract.errors import ContractError, NotFound, PlanMismatch, UsageError
 from contract.facts import EndpointFacts, StackFacts
 from contract.keys import RunKeys, RunUri
 from contract.models import Control, Plan, decode
@@ -74,15 +75,24 @@ class RunListing:
     plan: Plan
 
 
-async def list_runs(store: FolderStore, prefix: str = "") -> tuple[RunListing, ...]:
-    """Runs under `prefix/runs/`, the latest first. Reads every plan there and lists nothing below; what has no plan is left out."""
+async def list_runs(store: FolderStore, prefix: str = "", on_damaged: Callable[[str], None] | None = None) -> tuple[RunListing, ...]:
+    """Runs under `prefix/runs/`, the latest first. Reads every plan there and lists nothing below; what has no plan is left out.
+
+    `on_damaged` hears of each plan that cannot be read, so that one does not hide all others; without it ContractError is raised.
+    """
     found: list[RunListing] = []
     async for run_id in store.folders(_root(prefix, "")):
         root = _root(prefix, run_id)
         blob = await get_or_none(store, RunKeys(root).plan())
         if blob is None:
             continue
-        plan: Plan = decode(blob.data, Plan, where=f"s3://{store.bucket}/{root}/plan.json")
+        try:
+            plan: Plan = decode(blob.data, Plan, where=f"s3://{store.bucket}/{root}/plan.json")
+        except ContractError as error:
+            if on_damaged is None:
+                raise
+            on_damaged(str(error))
+            continue
         found.append(RunListing(plan.run, plan.run_id, plan))
     return tuple(sorted(found, key=lambda r: (r.plan.created_at, r.run_id), reverse=True))
 

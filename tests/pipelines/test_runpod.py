@@ -1,9 +1,11 @@
 # tests/pipelines: the data plane client: what an answer proves, what is repeated, what is never said.
 from __future__ import annotations
 
+import asyncio
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -238,3 +240,67 @@ async def test_against_the_emulator_errors_are_ours(tmp_path: Path) -> None:
             await wrong.close()
             await refused.close()
     assert issubclass(EndpointAuth, NightbatchError)
+
+
+@asynccontextmanager
+async def answering(*pieces: bytes, close: bool = True) -> AsyncIterator[tuple[RunPodClient, list[bytes]]]:
+    """A client of a server that answers every request with these bytes; what the server was sent."""
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            heard.append(head)
+            if b"Content-Length: " in head:
+                await reader.readexactly(int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0]))
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            if not close:
+                await reader.read()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client has had enough
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v2"
+    made = RunPodClient(api_url=url, endpoint_id="ep", api_key="the-api-key", tries=1, timeout_s=20.0)
+    try:
+        yield made, heard
+    finally:
+        await made.close()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n<html></html>\r\n",),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{"id":',),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n\xff\xfe\x00[",),
+        (b"\x16\x03\x01 this is not HTTP",),
+        (b"",),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n",),
+        (b"HTTP/1.1 200 OK\r\n\r\n", *[b"[" * (1 << 20)] * 65),
+    ],
+    ids=["html", "half", "not-gzip", "length", "not-utf8", "tls", "nothing", "500", "endless"],
+)
+async def test_an_answer_that_is_none_of_runpods_leaves_it_unknown_whether_the_job_was_accepted(pieces: tuple[bytes, ...]) -> None:
+    async with answering(*pieces) as (api, _):
+        for call in (api.run(request()), api.status("job"), api.health()):
+            with pytest.raises(EndpointUnavailable):
+                await call
+
+
+async def test_a_redirect_is_refused_and_the_key_goes_nowhere_else() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (other, stolen):
+        to = repr(other).removeprefix("RunPodClient(").removesuffix(")")
+        moved = f"HTTP/1.1 307 Moved\r\nLocation: {to}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+        async with answering(moved) as (api, _):
+            for call in (api.run(request()), api.status("job"), api.cancel("job"), api.health()):
+                with pytest.raises(Refused, match="another address"):
+                    await call
+        assert stolen == []

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from contract.errors import PlanMismatch, UsageError
+from contract.errors import ContractError, PlanMismatch, UsageError
 from contract.keys import RunUri
 from contract.memory import MemoryStore, Objects
 from contract.models import encode
@@ -58,3 +58,15 @@ def test_the_endpoint_is_found_by_its_id() -> None:
     assert endpoint_of(plan, stack_for(plan, workers_max=7).facts).workers_max == 7
     with pytest.raises(PlanMismatch, match=r"tiny \(ep1\)"):
         endpoint_of(make_plan(endpoint_id="gone"), stack_for(plan).facts)
+
+
+async def test_a_damaged_plan_hides_no_other_run() -> None:
+    store = MemoryStore(Objects(instant=START))
+    await write_plan(store, make_plan())
+    store.objects.data["runs/a-broken/plan.json"] = b"junk"
+    said: list[str] = []
+    assert [run.run_id for run in await list_runs(store, on_damaged=said.append)] == [make_plan().run_id]
+    assert len(said) == 1
+    assert "runs/a-broken/plan.json" in said[0]
+    with pytest.raises(ContractError, match="a-broken"):
+        await list_runs(store)
