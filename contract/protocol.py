@@ -42,9 +42,9 @@ TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMED_OUT"})
 HARMLESS: Final = frozenset({"fenced", "expired", "credentials", "already", "cancelled", "yielded", "not_sent"})
 """Causes of death that say nothing against the shard: they do not count towards its limit of attempts."""
 PAUSING: Final = {
-    "credentials": "the workers may not write to the store with the keys in s3Config.",
-    "input_changed": "rows in the store are not the rows that were planned.",
-    "mismatch": "the workers see another plan at the run's address.",
+    "credentials": "the workers may not read and write the run with the keys in s3Config: give them keys that may, then resume.",
+    "input_changed": "rows in the store are not the rows that were planned: put the dataset back as it was and resume, or plan a new run.",
+    "mismatch": "the workers see another plan at the run's address: is their bucket the stack's?",
 }
 """Causes of death that sending again cannot cure."""
 UNSPENT: Final = frozenset({"completed", "cancelled", "fenced", "expired", "credentials", "already", "mismatch"})
