@@ -57,6 +57,7 @@ def run(
     name: o.Name = None,
     deadline: o.Deadline = None,
     webhook_url: o.WebhookUrl = None,
+    allow_mixed_image: o.MixedImage = False,
     dtype: o.DtypeOption = o.Dtype.float32,
     partial: o.Partial = False,
     dry_run: o.DryRun = False,
@@ -94,6 +95,7 @@ def run(
         webhook_url=webhook_url,
         partial=partial,
         dtype=dtype.value,
+        allow_mixed_image=allow_mixed_image,
     )
     return work.run(where, asked, how)
 

@@ -750,7 +750,7 @@ def cancel(where: Where, run: str, *, stop: bool) -> int:
         emit(
             {
                 "run": uri,
-                "state": mode,
+                "state": "complete" if found.complete else mode,
                 "epoch": found.epoch,
                 "cancelled": found.cancelled,
                 "running": found.running,
@@ -758,6 +758,9 @@ def cancel(where: Where, run: str, *, stop: bool) -> int:
                 "refused": found.failed,
             }
         )
+    elif found.complete:
+        print(f"run {uri} is complete: nothing was there to stop")
+        print(f"next: {program()} collect {uri.rsplit('/', 1)[-1]}{where.options}")
     else:
         print(f"run {uri} is told to {'end at once' if stop else 'start nothing new'}: {found.cancelled} jobs cancelled", end="")
         print(f", {found.running} left to finish" if not stop else ", what they have finished is kept")

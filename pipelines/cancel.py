@@ -26,7 +26,8 @@ TRIES: Final = 8
 
 @dataclass(frozen=True)
 class CancelResult:
-    """What `cancel` did: `cancelled` jobs were told to RunPod, `running` were left to finish (keep), `unknown` have no job id."""
+    """What `cancel` did: `cancelled` jobs were told to RunPod, `running` were left to finish (keep), `unknown` have no job id. `complete`:
+    every row has its result, so there was nothing to stop but jobs that would only find that out."""
 
     epoch: int
     mode: RunMode
@@ -34,6 +35,7 @@ class CancelResult:
     running: int
     unknown: int
     failed: int
+    complete: bool = False
 
 
 async def set_control(store: Store, keys: RunKeys, plan: Plan, *, mode: RunMode, by: str, reason: str | None, raise_epoch: bool) -> Control:
@@ -72,7 +74,10 @@ async def cancel(
     be resumed. Works from the store alone, also while another client follows the run: that one sees the epoch and stops sending."""
     if mode == "run":
         raise ValueError("cancel is keep or stop")
-    control = await set_control(store, run.keys, run.plan, mode=mode, by=by, reason=reason or "cancelled", raise_epoch=True)
+    if await _has_every_commit(run, store):
+        control, _ = await read_control(store, run.keys, run.plan)
+    else:
+        control = await set_control(store, run.keys, run.plan, mode=mode, by=by, reason=reason or "cancelled", raise_epoch=True)
     state = await state_of(run, store=store, client=by, control=control)
     seen = survey(state, store.now())
     alive = [s for s in seen.standings.values() if s.state in OUTSTANDING]
@@ -93,7 +98,16 @@ async def cancel(
         running=sum(1 for s in alive if s.started) if mode == "keep" else 0,
         unknown=sum(1 for s in alive if s.attempt.job_id is None),
         failed=len(told) - sum(told),
+        complete=not seen.open,
     )
+
+
+async def _has_every_commit(run: RunHandle, store: Store) -> bool:
+    """Whether each shard of the plan has its commit: one listing, so that a cancel is not kept waiting. A split one may still have open
+    children: then the epoch is raised for nothing, which harms nobody."""
+    prefix = run.keys.commits_prefix()
+    names = {head.key[len(prefix) : -len(".json")] async for head in store.list(prefix)}
+    return names.issuperset(shard.shard for shard in run.plan.shards) and not any("." in name for name in names)
 
 
 async def state_of(run: RunHandle, *, store: Store, client: str = "", control: Control | None = None) -> RunState:

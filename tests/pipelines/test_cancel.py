@@ -142,6 +142,10 @@ async def test_cancel_ends_the_run_of_a_client_that_follows_it(tmp_path: Path, m
         assert before >= result.shards_done
         assert all(n == 1 for key, n in found.objects.writes.items() if "/commits/" in key)
 
+        done = await cancel(found.run, store=found.store(), jobs=found.jobs(), mode=mode)
+        assert done.complete
+        assert (done.epoch, done.cancelled) == (1, 0), "a complete run is not told to stop"
+
 
 async def test_cancelling_with_no_client_left_fences_what_is_queued(tmp_path: Path) -> None:
     async with night(tmp_path, shards=6, work_s=5.0) as found:
