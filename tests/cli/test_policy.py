@@ -184,3 +184,16 @@ def test_arguments_that_are_no_text_end_in_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True)
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
+
+
+def test_an_interrupt_while_the_program_is_loaded_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal\nprint('loading', flush=True)\nsignal.pause()\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "cli"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (-signal.SIGINT, "")
