@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import re
 import secrets
 import time
@@ -25,6 +26,7 @@ from contract.models import ObjectRef, S3Config, StoreMode
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
+log = logging.getLogger("nightbatch.store")
 T = TypeVar("T")
 CHUNK: Final = 1 << 20
 PART_BYTES: Final = 64 << 20
@@ -145,25 +147,22 @@ def _file_digest(path: Path) -> tuple[int, str]:
 
 
 async def probe_mode(store: Store, prefix: str) -> StoreMode:
-    """Prove whether the store has If-None-Match: of two writes to a new key the second must fail with 412 (rclone, s3rver and RunPod's
-    volume API accept the header and ignore it, so that accepting it proves nothing)."""
-    key = f"{prefix.strip('/')}/probe/{secrets.token_hex(8)}"
-    try:
-        await store.put_if_absent(key, b"first")
-    except AlreadyExists:
-        return "last-writer"
-    except StoreUnavailable:
-        raise
-    except AccessDenied:
-        raise
-    except StoreError:
-        return "last-writer"  # NotImplemented and its kin: a store that refuses the header
-    try:
-        await store.put_if_absent(key, b"second")
-    except AlreadyExists:
-        standing = await store.get(key)
-        return "conditional" if standing.data == b"first" else "last-writer"
-    return "last-writer"
+    """Prove whether the store has If-None-Match: of two writes to one key the second must fail with 412 and change nothing (rclone, s3rver
+    and RunPod's volume API accept the header and ignore it, so that accepting it proves nothing). The key is always the same, so that
+    probes do not pile up; one that an earlier probe left only makes the first write fail as well."""
+    key = f"{prefix.strip('/')}/probe/if-none-match".lstrip("/")
+    last = secrets.token_hex(8).encode()
+    for data in (secrets.token_hex(8).encode(), last):
+        try:
+            await store.put_if_absent(key, data)
+            refused = False
+        except AlreadyExists:
+            refused = True
+        except (StoreUnavailable, AccessDenied):
+            raise
+        except StoreError:
+            return "last-writer"  # NotImplemented and its kin: a store that refuses the header
+    return "conditional" if refused and (await store.get(key)).data != last else "last-writer"
 
 
 def region_of(endpoint_url: str) -> str:
@@ -314,7 +313,10 @@ class S3Store:
             done = client.complete_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
             return done["ETag"].strip('"')
         except BaseException:
-            client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
+            try:
+                client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
+            except Exception as error:  # the first error is the one to tell of; parts without an upload cost space until the bucket's rule
+                log.warning("a broken multipart upload of %s could not be aborted (%s)", key, type(error).__name__)
             raise
 
     async def put_if_absent(self, key: str, data: bytes) -> str:

@@ -277,6 +277,7 @@ async def test_the_mode_of_a_store_is_proven_and_not_believed(request: pytest.Fi
     assert await probe_mode(MemoryStore(), at) == "conditional"
     assert await probe_mode(MemoryStore(mode="conditional", dialect="last-writer"), at) == "last-writer"
     assert await probe_mode(weed_store(request), at) == "conditional"
+    assert await probe_mode(weed_store(request), at) == "conditional", "also where an earlier probe left its object"
 
     class Refusing(MemoryStore):
         async def put_if_absent(self, key: str, data: bytes) -> str:
@@ -300,6 +301,13 @@ async def test_the_mode_of_a_store_is_proven_and_not_believed(request: pytest.Fi
     assert await probe_mode(Lying(), at) == "last-writer"
     with pytest.raises(StoreUnavailable):
         await probe_mode(Away(), at)
+
+
+async def test_probes_leave_one_object_however_many_there_are() -> None:
+    objects = Objects()
+    for _ in range(3):
+        assert await probe_mode(MemoryStore(objects), "runs") == "conditional"
+    assert len(objects.data) == 1
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------------------------
