@@ -6,6 +6,7 @@ deadline, 130 interrupted (and resumable). A mistake of the user ends in one sen
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import json
@@ -30,6 +31,7 @@ INTERRUPTED = 130
 INFRASTRUCTURE = 3
 MOST_ROWS = 50  # bad rows that are listed on a screen; the errors file and --json have all that were kept
 SECRET_VARIABLES = re.compile(r"(API_KEY|SECRET|TOKEN|PASSWORD|ACCESS_KEY_ID)")
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 HIDDEN = "<hidden>"
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters (but newline and tab), those that turn the direction of text, and bytes that were no text: shown escaped."""
@@ -238,6 +240,8 @@ def explain(error: Exception) -> int:
             error = known[0]
     if isinstance(error, Interrupted):
         return say_interrupted()
+    if isinstance(error, OSError) and error.errno in FULL:
+        return _say_full(error)
     if not isinstance(error, NightbatchError):
         return _unexpected(error)
     details: list[str] = []
@@ -262,6 +266,17 @@ def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
             yield from _leaves(one)
         else:
             yield one
+
+
+def _say_full(error: OSError) -> int:
+    """No room: on whichever disk, since the error does not always name the file."""
+    assert error.errno is not None
+    fix = "Make room where --out, NIGHTBATCH_HOME and TMPDIR are."
+    if session.resume:
+        fix = f"{fix} What is computed is kept; then go on with: {session.resume}"
+    where = str(error.filename) if error.filename else None
+    _report(INFRASTRUCTURE, f"a file could not be written ({os.strerror(error.errno)}).", where=where, fix=fix)
+    return INFRASTRUCTURE
 
 
 def _unexpected(error: Exception) -> int:

@@ -197,3 +197,17 @@ def test_an_interrupt_while_the_program_is_loaded_shows_no_traceback(tmp_path: P
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (-signal.SIGINT, "")
+
+
+def test_a_full_disk_is_foreseen_and_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        policy.session.resume = "nightbatch resume a-b"
+        with open("/dev/full", "wb") as file:
+            file.write(b"x")
+        return 0
+
+    assert end_of(command) == 3
+    err = capsys.readouterr().err
+    assert "unexpected" not in err
+    assert "No space left on device" in err
+    assert "nightbatch resume a-b" in err
