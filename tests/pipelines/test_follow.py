@@ -18,7 +18,7 @@ from contract.protocol import Health, JobStatus, Tuning, rules_for
 from contract.store import S3Store
 from emulator import ScriptedWorker
 from emulator.s3 import KeyPair, SeaweedS3
-from pipelines.follow import Driver, DriveResult, Notice, Progress, Sent
+from pipelines.follow import MOST_LOOKS, Driver, DriveResult, Notice, Progress, Sent
 from pipelines.ledger import Ledger
 from pipelines.runpod import RunPodClient, Timer
 from pipelines.runs import RunHandle, list_runs
@@ -339,6 +339,35 @@ async def test_a_shard_that_fails_in_every_attempt_ends_the_run_and_is_named(tmp
         assert "00002" in result.reason
 
 
+async def test_a_shard_that_kills_its_worker_takes_no_other_shard_with_it(tmp_path: Path) -> None:
+    holder: list[Night] = []
+
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        found = holder[0]
+        if job["input"]["shard"] != "00000":
+            return await found.work(job, worker)
+        store = found.store()
+
+        async def reading(op: str, key: str) -> None:
+            if "/input/" in key:  # its start marker stands; whoever shares the worker is in the middle of its work
+                await found.clock.sleep(10)
+                worker.die()
+                await asyncio.Event().wait()
+
+        store.hook = reading
+        return await reference_execution(job, store, worker.id, secrets.token_hex(8), found.computed.append)
+
+    quickly = {"redeliveries": 0, "lost_after_s": 25.0}
+    async with night(tmp_path, shards=2, work_s=30.0, script={"handler": handler}, settings=quickly, max_attempts=2) as found:
+        holder.append(found)
+        result = await bounded(found.drive())
+        assert (result.state, result.cause) == ("failed", "attempts")
+        assert result.failed_shards == ("00000",)
+        assert result.shards_done == 1, "the other is finished, though it died beside it as often as a shard may"
+        assert "1 shards failed in every attempt (00000)" in result.reason
+        assert result.attempts <= 8
+
+
 async def test_statuses_that_expired_overnight_cost_nothing_when_the_commits_are_there(tmp_path: Path) -> None:
     """C3 48: all /status answers are 404 in the morning."""
 
@@ -484,6 +513,44 @@ async def test_a_tick_costs_the_same_few_requests_however_many_shards_there_are(
             await driver.step()
         counts.append(len(asked))
     assert counts[0] == counts[1] <= 10 * 6
+
+
+async def test_a_tick_asks_for_a_bounded_number_of_statuses_and_the_next_ticks_for_the_others() -> None:
+    """Of 5,000 jobs whose status is due, a tick that asked for all would neither send nor hear of a commit for 25 s."""
+    plan = make_plan(shards=MOST_LOOKS + 50, pace=300)
+    store = MemoryStore(Objects(instant=START))
+    asked: list[str] = []
+
+    class Counted:
+        async def run(self, request: JobRequest) -> str:
+            return f"job-{request.input.attempt}"
+
+        async def status(self, job_id: str) -> JobStatus:
+            asked.append(job_id)
+            return JobStatus("IN_QUEUE")
+
+        async def cancel(self, job_id: str) -> None:
+            raise AssertionError("nothing is cancelled")
+
+        async def health(self) -> Health:
+            return Health(in_queue=1)
+
+        async def close(self) -> None:
+            return None
+
+    rules = rules_for(plan, workers_max=300, pace=300)
+    driver = Driver(RunHandle(RunUri.parse(plan.run), plan), stack=stack_for(plan), jobs=Counted(), store=store, rules=rules, client="aa")
+    await driver.step()
+    sent = len(driver.state().attempts)
+    assert sent > MOST_LOOKS
+    store.objects.instant = START + timedelta(seconds=31)
+    told = max(driver.state().attempts, key=lambda key: key[1])
+    driver.woke(driver.state().attempts[told].intent.shard, told[1])
+    await driver.step()
+    assert len(asked) == MOST_LOOKS
+    assert driver.state().attempts[told].job_id in asked, "what a webhook spoke of is looked at first"
+    await driver.step()
+    assert len(asked) == len(set(asked)) == sent
 
 
 @pytest.mark.slow
