@@ -26,7 +26,7 @@ from cli.report import Report, plan_lines, plan_record, report_lines, report_rec
 from contract.errors import InfrastructureError, NotFound, UsageError
 from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, check_url, load_stack, secrets_from, state_dir
 from contract.keys import RunUri
-from contract.models import Plan, RowOptions, TaskKind, decode
+from contract.models import Plan, RowOptions, TaskKind, decode_stored
 from contract.store import S3Store
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ async def stack_of_run(uri: RunUri, environ: Mapping[str, str]) -> Stack:
         raise UsageError("there is no run at this address.", where=str(uri)) from None
     finally:
         await store.close()
-    plan: Plan = decode(blob.data, Plan, where=f"{uri}/plan.json")
+    plan: Plan = decode_stored(blob.data, Plan, where=f"{uri}/plan.json")
     pinned = plan.infra
     api_url = environ.get("RUNPOD_ENDPOINT_BASE_URL") or pinned.api_url
     if api_url != API_URL and api_url == pinned.api_url and urlsplit(api_url).hostname not in ("127.0.0.1", "localhost", "::1"):

@@ -10,6 +10,7 @@
     │   │   ├── NotFound
     │   │   ├── AlreadyExists        a conditional write met an object (412, 409)
     │   │   ├── AccessDenied
+    │   │   ├── Damaged              an object of a run is not what it should be
     │   │   └── StoreUnavailable     no answer, or 5xx: what happened is not known
     │   ├── EndpointError            RunPod's data plane
     │   │   ├── EndpointAuth         401, 403
@@ -112,6 +113,10 @@ class AlreadyExists(StoreError):
 
 class AccessDenied(StoreError):
     """The store refused these credentials."""
+
+
+class Damaged(StoreError):
+    """An object of a run is not what it should be: somebody or something changed it."""
 
 
 class StoreUnavailable(StoreError):

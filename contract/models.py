@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from contract.errors import ContractError
+from contract.errors import ContractError, Damaged
 
 VERSION: Final = 1
 
@@ -453,6 +453,18 @@ def decode(data: bytes, kind: type[T] | Any, *, where: str) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(f"not JSON ({error}).", where=where) from None
     return _checked(value, where)
+
+
+def decode_stored(data: bytes, kind: type[T] | Any, *, where: str) -> Any:
+    """As `decode`, for an object of a run: that it cannot be read is not the user's input's fault. Raises Damaged."""
+    try:
+        return decode(data, kind, where=where)
+    except ContractError as error:
+        raise Damaged(
+            f"this object of the run is damaged: {error.what}",
+            where=where,
+            fix=error.fix or "`nightbatch verify` says what else is; put the object back, or pay for a new run with --again NAME.",
+        ) from None
 
 
 def convert(value: Any, kind: type[T] | Any, *, where: str) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from contract.errors import ContractError
 from contract.keys import RunKeys
-from contract.models import Commit, PartCommit, Plan, Source, SplitCommit, decode
+from contract.models import Commit, PartCommit, Plan, Source, SplitCommit, decode_stored
 from contract.store import Store, get_or_none
 
 
@@ -79,10 +79,18 @@ async def read_commits(store: Store, keys: RunKeys, shards: Iterable[str], *, at
     async def one(shard: str) -> tuple[str, Commit] | None:
         async with gate:
             blob = await get_or_none(store, keys.commit(shard))
-        return None if blob is None else (shard, decode(blob.data, Commit, where=keys.commit(shard)))
+        return None if blob is None else (shard, decode_stored(blob.data, Commit, where=keys.commit(shard)))
 
     found = await asyncio.gather(*(one(shard) for shard in shards))
     return dict(item for item in found if item is not None)
+
+
+async def list_commits(store: Store, keys: RunKeys, plan: Plan) -> list[str]:
+    """The nodes that have a commit, in key order. What lies there under any other name is nobody's commit, and is left alone."""
+    prefix = keys.commits_prefix()
+    planned = {shard.shard for shard in plan.shards}
+    names = [head.key[len(prefix) : -len(".json")] async for head in store.list(prefix) if head.key.endswith(".json")]
+    return [name for name in names if name.split(".")[0] in planned]
 
 
 async def read_tree(store: Store, keys: RunKeys, plan: Plan, known: Mapping[str, Commit] | None = None) -> Tree:
@@ -92,7 +100,6 @@ async def read_tree(store: Store, keys: RunKeys, plan: Plan, known: Mapping[str,
     behind a write: a node that it misses is open for one more look.
     """
     commits: dict[str, Commit] = dict(known or {})
-    prefix = keys.commits_prefix()
-    listed = [head.key[len(prefix) : -len(".json")] async for head in store.list(prefix) if head.key.endswith(".json")]
+    listed = await list_commits(store, keys, plan)
     commits.update(await read_commits(store, keys, [shard for shard in listed if shard not in commits]))
     return build_tree(plan, commits)

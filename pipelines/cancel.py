@@ -15,7 +15,7 @@ from contract.keys import RunKeys
 from contract.models import Control, Plan, RunMode, encode
 from contract.protocol import OUTSTANDING, RunState, fold, fold_starts, rules_for, survey
 from contract.store import Store
-from contract.tree import read_commits
+from contract.tree import list_commits, read_commits
 from pipelines.journal import Journal
 from pipelines.markers import read_markers
 from pipelines.runpod import JobsApi
@@ -105,8 +105,7 @@ async def cancel(
 async def _has_every_commit(run: RunHandle, store: Store) -> bool:
     """Whether each shard of the plan has its commit: one listing, so that a cancel is not kept waiting. A split one may still have open
     children: then the epoch is raised for nothing, which harms nobody."""
-    prefix = run.keys.commits_prefix()
-    names = {head.key[len(prefix) : -len(".json")] async for head in store.list(prefix)}
+    names = set(await list_commits(store, run.keys, run.plan))
     return names.issuperset(shard.shard for shard in run.plan.shards) and not any("." in name for name in names)
 
 
@@ -116,10 +115,8 @@ async def state_of(run: RunHandle, *, store: Store, client: str = "", control: C
         control, _ = await read_control(store, run.keys, run.plan)
     journal = Journal(store, run.keys, run.plan.plan_id, client)
     entries = await journal.refresh()
-    prefix = run.keys.commits_prefix()
     at = store.now()
-    names = [head.key[len(prefix) : -len(".json")] async for head in store.list(prefix) if head.key.endswith(".json")]
-    commits = await read_commits(store, run.keys, names)
+    commits = await read_commits(store, run.keys, await list_commits(store, run.keys, run.plan))
     markers = await read_markers(store, run.keys, run.plan.plan_id)
     return RunState(
         plan=run.plan,

@@ -81,7 +81,7 @@ from contract.protocol import (
     worker_seconds,
 )
 from contract.store import Store
-from contract.tree import read_commits
+from contract.tree import list_commits, read_commits
 from pipelines.cancel import set_control
 from pipelines.journal import Journal
 from pipelines.ledger import Ledger, LedgerAttempt
@@ -397,12 +397,7 @@ class Driver:
 
     async def _refresh_commits(self) -> None:
         at = self.store.now()
-        prefix = self.run.keys.commits_prefix()
-        fresh = [
-            name
-            async for head in self.store.list(prefix)
-            if head.key.endswith(".json") and (name := head.key[len(prefix) : -len(".json")]) not in self._commits
-        ]
+        fresh = [name for name in await list_commits(self.store, self.run.keys, self.run.plan) if name not in self._commits]
         if fresh:
             self._commits.update(await read_commits(self.store, self.run.keys, fresh))
             self._progress_at = self.store.now()

@@ -47,7 +47,7 @@ from contract.models import (
     StorePin,
     TaskKind,
     TaskSpec,
-    decode,
+    decode_stored,
     encode,
 )
 from contract.params import check_params
@@ -290,7 +290,7 @@ async def _plan(
 
     standing = await get_or_none(store, uri.keys.plan())
     if standing is not None:
-        there: Plan = decode(standing.data, Plan, where=f"s3://{store.bucket}/{uri.keys.plan()}")
+        there: Plan = decode_stored(standing.data, Plan, where=f"s3://{store.bucket}/{uri.keys.plan()}")
         _same_run(there, draft)
         await _same_columns(store, there, draft, scan, thread)
         notices += _differences(there, draft, request)
@@ -299,7 +299,7 @@ async def _plan(
         return done(draft, existing=False)
     plan, sent = await _send(store, reader, scan, watch, draft, uri, thread, columns=request.keep_columns and not reader.batch)
     data = await put_first(store, uri.keys.plan(), encode(plan))
-    there = decode(data, Plan, where=f"s3://{store.bucket}/{uri.keys.plan()}")
+    there = decode_stored(data, Plan, where=f"s3://{store.bucket}/{uri.keys.plan()}")
     _same_run(there, plan)
     return done(there, existing=data != encode(plan), sent=sent)
 

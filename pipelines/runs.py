@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract.errors import ContractError, NotFound, PlanMismatch, UsageError
+from contract.errors import Damaged, NotFound, PlanMismatch, UsageError
 from contract.facts import EndpointFacts, StackFacts
 from contract.keys import RunKeys, RunUri
-from contract.models import Control, Plan, decode
+from contract.models import Control, Plan, decode_stored
 from contract.store import FolderStore, Store, get_or_none
 
 
@@ -33,7 +33,7 @@ async def load_run(store: Store, run: str | RunUri) -> RunHandle:
         blob = await store.get(uri.keys.plan())
     except NotFound:
         raise UsageError("there is no run at this address.", where=str(uri), fix="List them: nightbatch runs") from None
-    plan: Plan = decode(blob.data, Plan, where=f"{uri}/plan.json")
+    plan: Plan = decode_stored(blob.data, Plan, where=f"{uri}/plan.json")
     if plan.run != str(uri):
         raise PlanMismatch(
             f"the plan here is that of {plan.run}.", where=f"{uri}/plan.json", fix="A run cannot be moved to another address."
@@ -59,7 +59,7 @@ async def read_control(store: Store, keys: RunKeys, plan: Plan) -> tuple[Control
     """control.json and its etag; while there is none the run is in epoch 0, mode run. One of another plan is ignored."""
     blob = await get_or_none(store, keys.control())
     if blob is not None:
-        control: Control = decode(blob.data, Control, where=keys.control())
+        control: Control = decode_stored(blob.data, Control, where=keys.control())
         if control.plan == plan.plan_id:
             return control, blob.etag
         return Control(plan=plan.plan_id, at=plan.created_at, by="nobody"), blob.etag
@@ -78,7 +78,7 @@ class RunListing:
 async def list_runs(store: FolderStore, prefix: str = "", on_damaged: Callable[[str], None] | None = None) -> tuple[RunListing, ...]:
     """Runs under `prefix/runs/`, the latest first. Reads every plan there and lists nothing below; what has no plan is left out.
 
-    `on_damaged` hears of each plan that cannot be read, so that one does not hide all others; without it ContractError is raised.
+    `on_damaged` hears of each plan that cannot be read, so that one does not hide all others; without it Damaged is raised.
     """
     found: list[RunListing] = []
     async for run_id in store.folders(_root(prefix, "")):
@@ -87,8 +87,8 @@ async def list_runs(store: FolderStore, prefix: str = "", on_damaged: Callable[[
         if blob is None:
             continue
         try:
-            plan: Plan = decode(blob.data, Plan, where=f"s3://{store.bucket}/{root}/plan.json")
-        except ContractError as error:
+            plan: Plan = decode_stored(blob.data, Plan, where=f"s3://{store.bucket}/{root}/plan.json")
+        except Damaged as error:
             if on_damaged is None:
                 raise
             on_damaged(str(error))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.errors import ContractError, StoreUnavailable
+from contract.errors import ContractError, Damaged, StoreUnavailable
 from contract.keys import child_names
 from contract.memory import MemoryStore
 from contract.models import Child, Commit, PartCommit, Plan, Source, SplitCommit, encode
@@ -181,5 +181,12 @@ async def test_a_commit_that_is_not_there_is_left_out_and_a_store_that_is_away_i
 async def test_a_damaged_commit_names_its_object() -> None:
     run = await make_run()
     await run.store.put(run.keys.commit("00001"), encode(run.commits["00001"])[:-1])
-    with pytest.raises(ContractError, match=r"commits/00001\.json"):
+    with pytest.raises(Damaged, match=r"commits/00001\.json"):
         await read_tree(run.store, run.keys, run.plan)
+
+
+async def test_an_object_that_is_no_nodes_commit_stops_nobody() -> None:
+    run = await make_run()
+    for name in ("99999.json", "99999.0.json", "notes.txt", "x.json"):
+        await run.store.put(run.keys.commits_prefix() + name, b"garbage")
+    assert not (await read_tree(run.store, run.keys, run.plan)).open

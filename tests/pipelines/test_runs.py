@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from contract.errors import ContractError, PlanMismatch, UsageError
+from contract.errors import Damaged, PlanMismatch, UsageError
 from contract.keys import RunUri
 from contract.memory import MemoryStore, Objects
 from contract.models import encode
-from pipelines.runs import endpoint_of, list_runs, load_run
+from pipelines.runs import endpoint_of, list_runs, load_run, read_control
 from tests.contract.world import START, make_plan, stack_for, write_plan
 
 
@@ -68,5 +68,19 @@ async def test_a_damaged_plan_hides_no_other_run() -> None:
     assert [run.run_id for run in await list_runs(store, on_damaged=said.append)] == [make_plan().run_id]
     assert len(said) == 1
     assert "runs/a-broken/plan.json" in said[0]
-    with pytest.raises(ContractError, match="a-broken"):
+    with pytest.raises(Damaged, match="a-broken"):
         await list_runs(store)
+
+
+async def test_a_damaged_object_of_a_run_is_nobodys_usage_error() -> None:
+    plan = make_plan()
+    store = MemoryStore(Objects(instant=START))
+    await write_plan(store, plan)
+    keys = RunUri.parse(plan.run).keys
+    store.objects.data[keys.control()] = b"garbage"
+    with pytest.raises(Damaged, match=r"control\.json.*damaged.*verify") as control:
+        await read_control(store, keys, plan)
+    assert control.value.exit_code == 3
+    store.objects.data[keys.plan()] = b"garbage"
+    with pytest.raises(Damaged, match=r"plan\.json.*damaged"):
+        await load_run(store, plan.run)
