@@ -10,7 +10,8 @@ reasons are in docs/protocol-notes.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -49,6 +50,16 @@ PAUSING: Final = {
 """Causes of death that sending again cannot cure."""
 UNSPENT: Final = frozenset({"completed", "cancelled", "fenced", "expired", "credentials", "already", "mismatch"})
 """Causes of death that prove, without a start marker, that nothing was computed: the reserve is free before its ttl."""
+ENGINE_DEATHS: Final = frozenset({"failed", "timed_out"})
+"""Causes of death in which the engine may have died. In the others the worker lived to answer, and its word is about this shard."""
+SURVIVED: Final = frozenset({"won", "lost", "input_changed"})
+"""Outcomes of end markers that show that an execution was over before its engine died, if that died. `partial` does not: a worker whose
+engine dies keeps pieces too."""
+SUSPECT_AFTER: Final = 2
+"""Shared deaths from which on a shard is sent only alone. Not 1: when a store or a region goes away, everything that runs dies in company
+once, and all of it would wait in one line."""
+SHARED_FACTOR: Final = 3
+"""A shard is given up after so many times the plan's limit of attempts have died in company, though it was never alone."""
 
 
 class AttemptState(Enum):
@@ -509,6 +520,8 @@ class Survey:
     """Outstanding attempts that have begun."""
     exhausted: tuple[str, ...]
     """Open shards with nothing outstanding and no attempt left."""
+    suspects: tuple[str, ...]
+    """Open shards with nothing outstanding that died in company too often to be sent among others; fewest deaths of their own first."""
     queued_ordinary: int
     """Of `queued`, those that ask RunPod for a worker. One without an answer counts only for a while: if RunPod had it, a worker would
     be on its way, and then it counts as that."""
@@ -536,6 +549,10 @@ def survey(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> S
     queued: list[Standing] = []
     running: list[Standing] = []
     exhausted: list[str] = []
+    suspects: list[tuple[int, str]] = []
+    limit = state.rules.max_attempts
+    waiting = [found for leaf in tree.open for found in by_shard.get(leaf.shard, ()) if found.state not in OUTSTANDING]
+    shared = died_together(state, {_mark(found) for found in waiting if engine_may_have_died(found)})
     for leaf in tree.open:
         mine = by_shard.get(leaf.shard, ())
         alive = [s for s in mine if s.state in OUTSTANDING]
@@ -543,8 +560,12 @@ def survey(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> S
             outstanding.append(leaf.shard)
             for found in alive:
                 (running if found.started else queued).append(found)
-        elif blamed(mine) >= state.rules.max_attempts:
+            continue
+        own, company = blamed(mine, shared)
+        if own >= limit or company >= SHARED_FACTOR * limit:
             exhausted.append(leaf.shard)
+        elif company >= min(SUSPECT_AFTER, limit):
+            suspects.append((own, leaf.shard))
     return Survey(
         tree=tree,
         standings=standings,
@@ -554,6 +575,7 @@ def survey(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> S
         queued=tuple(queued),
         running=tuple(running),
         exhausted=tuple(exhausted),
+        suspects=tuple(shard for _, shard in sorted(suspects)),
         queued_ordinary=sum(1 for found in queued if asks_for_worker(found, now, tuning)),
         settled_usd=settled_usd(state, now),
         reserved_usd=reserved_usd(state, now),
@@ -567,15 +589,80 @@ def asks_for_worker(found: Standing, now: datetime, tuning: Tuning) -> bool:
     return not intent.low_priority and not doubtful
 
 
-def blamed(attempts: Iterable[Standing]) -> int:
-    """Attempts that count towards a shard's limit: deaths that may be its fault, refusals, and expiries of what had begun."""
-    count = 0
+def blamed(attempts: Iterable[Standing], shared: Set[tuple[str, int]] = frozenset()) -> tuple[int, int]:
+    """Attempts that count towards a shard's limit: deaths that may be its fault, refusals, and expiries of what had begun. Those that
+    shared a dying engine with another shard (`shared`, by shard and attempt) are counted apart, second: PROTOCOL.md, Node."""
+    own = company = 0
     for found in attempts:
         if found.state in (AttemptState.DEAD, AttemptState.REJECTED):
-            count += found.cause not in HARMLESS
-        elif found.state is AttemptState.EXPIRED:
-            count += found.started
-    return count
+            counts = found.cause not in HARMLESS
+        else:
+            counts = found.state is AttemptState.EXPIRED and found.started
+        if counts and _mark(found) in shared and engine_may_have_died(found):
+            company += 1
+        else:
+            own += counts
+    return own, company
+
+
+def engine_may_have_died(found: Standing) -> bool:
+    """Whether this attempt had begun, and its end may have been its engine's."""
+    if found.state is AttemptState.DEAD:
+        return found.started and found.cause in ENGINE_DEATHS
+    return found.started and found.state is AttemptState.EXPIRED
+
+
+def _mark(found: Standing) -> tuple[str, int]:
+    return found.attempt.intent.shard, found.attempt.intent.attempt
+
+
+def died_together(state: RunState, dead: Set[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+    """Those of `dead` (shard, attempt) whose last execution was not alone in its engine: one of another shard, which no end marker shows
+    to have survived, was in the same process of the same worker at the same time.
+
+    An execution without end marker may have run until executionTimeout, but not into a later process: the first start marker of a process
+    carries `load_s`, so that what began before `at - load_s` on its worker was in an earlier one.
+    """
+    if not dead:
+        return frozenset()
+    last: dict[tuple[str, int], StartMarker] = {}
+    for start in state.starts.values():
+        mark = (start.shard, start.attempt)
+        if mark in dead and (mark not in last or start.at > last[mark].at):
+            last[mark] = start
+    workers: dict[str, list[StartMarker]] = {start.worker_id: [] for start in last.values()}
+    for start in state.starts.values():
+        if start.worker_id in workers:
+            workers[start.worker_id].append(start)
+    together: set[str] = set()
+    for there in workers.values():
+        together.update(_in_company(there, state.ends, state.rules.execution_timeout_s))
+    return frozenset(mark for mark, start in last.items() if start.execution in together)
+
+
+def _in_company(starts: Sequence[StartMarker], ends: Mapping[str, EndMarker], execution_timeout_s: float) -> Iterable[str]:
+    """Executions of one worker that did not survive, in groups of more than one shard whose times hang together in one process."""
+    began = sorted(start.at.timestamp() - start.load_s for start in starts if start.load_s > 0)
+    spans: list[tuple[int, float, float, StartMarker]] = []
+    for start in starts:
+        end = ends.get(start.execution)
+        if end is None or end.outcome not in SURVIVED:
+            at = start.at.timestamp()
+            stop = at + execution_timeout_s if end is None else end.at.timestamp()
+            spans.append((bisect_right(began, at), at, stop, start))
+    group: list[StartMarker] = []
+    process, reach = -1, -math.inf
+    for of, at, stop, start in sorted(spans, key=lambda span: span[:3]):
+        if of != process or at > reach:
+            yield from _if_company(group)
+            group, process, reach = [], of, -math.inf
+        group.append(start)
+        reach = max(reach, stop)
+    yield from _if_company(group)
+
+
+def _if_company(group: Sequence[StartMarker]) -> Iterable[str]:
+    return (start.execution for start in group) if len({start.shard for start in group}) > 1 else ()
 
 
 # --- actions -------------------------------------------------------------------------------------------------------------------------
@@ -950,14 +1037,18 @@ def _mostly_failing(seen: Survey) -> bool:
 
 def candidates(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> Iterable[tuple[str, Literal["open", "promote", "unknown"]]]:
     """Shards to send, in order: never sent; then those whose attempts all ended; then, with nothing else left to send, queued lowPriority
-    ones that no worker comes for, and last those whose attempt has no answer."""
+    ones that no worker comes for, and those whose attempt has no answer. With nothing else outstanding at last one that shared its deaths
+    with others, so that it dies, or does not, alone."""
     outstanding = set(seen.outstanding)
-    exhausted = set(seen.exhausted)
-    waiting = [leaf.shard for leaf in seen.open if leaf.shard not in outstanding and leaf.shard not in exhausted]
+    held = {*seen.exhausted, *seen.suspects}
+    waiting = [leaf.shard for leaf in seen.open if leaf.shard not in outstanding and leaf.shard not in held]
     never = [shard for shard in waiting if shard not in seen.by_shard]
     for shard in (*never, *(shard for shard in waiting if shard in seen.by_shard)):
         yield shard, "open"
     if waiting:
+        return
+    if not outstanding:
+        yield from ((shard, "open") for shard in seen.suspects[:1])
         return
     if needs_promotion(state, seen, now, tuning):
         for shard in seen.outstanding:

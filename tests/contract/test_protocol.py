@@ -20,6 +20,7 @@ from contract.models import (
     EndMarker,
     Intent,
     JournalEntry,
+    Outcome,
     PartCommit,
     PhaseSeconds,
     Plan,
@@ -28,6 +29,7 @@ from contract.models import (
 )
 from contract.protocol import (
     MAX_INTENTS,
+    SHARED_FACTOR,
     Action,
     Attempt,
     AttemptState,
@@ -93,9 +95,11 @@ def start(
     )  # fmt: skip
 
 
-def end(number: int, shard: int = 0, *, execution: int | None = None, when: float = 0, wall: float = 10) -> EndMarker:
+def end(
+    number: int, shard: int = 0, *, execution: int | None = None, when: float = 0, wall: float = 10, outcome: Outcome = "won"
+) -> EndMarker:
     return EndMarker(
-        plan=PLAN_ID, shard=shard_name(shard), execution=f"{execution or number:016x}", attempt=number, outcome="won", wall_s=wall,
+        plan=PLAN_ID, shard=shard_name(shard), execution=f"{execution or number:016x}", attempt=number, outcome=outcome, wall_s=wall,
         seconds=PhaseSeconds(), at=at(when),
     )  # fmt: skip
 
@@ -557,6 +561,126 @@ def test_status_is_asked_once_in_a_while_for_each_job() -> None:
     assert not [a for a in decide(looked, at(59), TUNING) if isinstance(a, LookAtStatus)]
 
 
+# --- shards that share a dying engine ------------------------------------------------------------------------------------------------
+
+
+def nights(*deaths: tuple[int, float, str], cause: str = "failed") -> tuple[list[Attempt], list[StartMarker]]:
+    """Attempts that died without an end marker: (shard, when it began, worker)."""
+    attempts = [attempt(n, shard, noted="dead", cause=cause, sent=when) for n, (shard, when, _) in enumerate(deaths, 1)]
+    return attempts, [start(n, shard, when=when, worker=worker) for n, (shard, when, worker) in enumerate(deaths, 1)]
+
+
+def test_an_innocent_shard_beside_a_poison_one_is_not_given_up_and_each_goes_on_alone() -> None:
+    plan = make_plan(shards=2, max_attempts=3)
+    together = [(shard, when, f"w{when:.0f}") for when in (0, 100, 200) for shard in (0, 1)]
+    attempts, starts = nights(*together)
+    state = make_state(*attempts, plan=plan, starts=starts, now=300)
+    seen = survey(state, at(300), TUNING)
+    assert (seen.exhausted, seen.suspects) == ((), ("00000", "00001"))
+    (alone,) = sent(decide(state, at(300), TUNING))
+    assert alone.shard == "00000"
+    out = replace(state, attempts={**state.attempts, ("me", 7): attempt(7, 0, sent=300)})
+    assert not sent(decide(out, at(301), TUNING)), "the other waits until this one is over"
+    attempts, starts = nights(*together, *[(0, when, "w9") for when in (300, 400, 500)])
+    state = make_state(*attempts, plan=plan, starts=starts, now=600)
+    assert survey(state, at(600), TUNING).exhausted == ("00000",), "it died alone as often as it may"
+    assert [i.shard for i in sent(decide(state, at(600), TUNING))] == ["00001"]
+    finish = decide(replace(state, commits={"00001": commit(10, 1)}), at(600), TUNING)[-1]
+    assert isinstance(finish, Finish)
+    assert "1 shards failed in every attempt (00000)" in finish.reason
+
+
+def test_suspects_wait_for_everything_else_and_take_turns() -> None:
+    plan = make_plan(shards=4, max_attempts=3)
+    attempts, starts = nights((0, 0, "w1"), (1, 0, "w1"), (0, 100, "w2"), (1, 100, "w2"))
+    state = make_state(*attempts, plan=plan, starts=starts, now=200)
+    assert [i.shard for i in sent(decide(state, at(200), TUNING))] == ["00002", "00003"]
+    one_out = replace(state, attempts={**state.attempts, ("me", 9): attempt(9, 2, sent=200)}, commits={"00003": commit(8, 3)})
+    assert not sent(decide(one_out, at(201), TUNING))
+    attempts, starts = nights((0, 0, "w1"), (1, 0, "w1"), (0, 100, "w2"), (1, 100, "w2"), (0, 200, "w3"))
+    done: dict[str, Commit] = {"00002": commit(8, 2), "00003": commit(9, 3)}
+    state = make_state(*attempts, plan=plan, starts=starts, commits=done, now=300)
+    assert [i.shard for i in sent(decide(state, at(300), TUNING))] == ["00001"], "who died alone less often comes first"
+
+
+def test_one_death_in_company_keeps_no_shard_waiting() -> None:
+    """A store that goes away takes with it whatever runs: thousands of shards must not stand in one line then."""
+    attempts, starts = nights((0, 0, "w1"), (1, 0, "w1"))
+    state = make_state(*attempts, plan=make_plan(shards=2), starts=starts, now=100)
+    assert [i.shard for i in sent(decide(state, at(100), TUNING))] == ["00000", "00001"]
+
+
+def alone_or_not(cause: str, *beside: StartMarker, ends: tuple[EndMarker, ...] = ()) -> bool:
+    """Whether shard 0, which died once of once on worker w1 from second 10 on, has used up its attempt."""
+    attempts, starts = nights((0, 10, "w1"), cause=cause)
+    state = make_state(*attempts, plan=make_plan(shards=2, max_attempts=1), starts=[*starts, *beside], ends=list(ends), now=300)
+    return survey(state, at(300), TUNING).exhausted == ("00000",)
+
+
+def test_only_what_was_in_the_engine_when_it_died_shares_a_death() -> None:
+    beside = start(2, 1, when=0)
+    assert alone_or_not("failed")
+    assert not alone_or_not("failed", beside)
+    assert not alone_or_not("timed_out", beside)
+    assert not alone_or_not("failed", beside, ends=(end(2, 1, when=20, outcome="partial"),)), "a dying engine leaves such end markers"
+    assert alone_or_not("failed", beside, ends=(end(2, 1, when=20, outcome="won"),)), "that one survived"
+    assert alone_or_not("failed", beside, ends=(end(2, 1, when=9, outcome="partial"),)), "that one was over"
+    assert alone_or_not("failed", start(2, 1, when=0, worker="w2"))
+    assert alone_or_not("failed", start(2, 1, when=71)), "executionTimeout is 60 s"
+    assert alone_or_not("failed", start(2, 1, when=60, load=20)), "a later process of the same worker"
+    assert not alone_or_not("failed", start(2, 1, when=11, load=20)), "the first marker of the same process came second"
+    assert alone_or_not("failed", start(2, 0, when=12)), "the same shard, delivered twice"
+    assert alone_or_not("partial", beside), "a worker that answers has an engine that lives"
+
+
+def test_the_last_execution_of_an_attempt_decides_whether_it_died_alone() -> None:
+    first = start(2, 1, when=0)
+    assert alone_or_not("failed", first, start(1, 0, when=100, execution=7, worker="w3"))
+    assert not alone_or_not("failed", start(1, 0, when=5, execution=7, worker="w3"), first)
+
+
+def test_expiries_of_what_had_begun_are_shared_like_deaths() -> None:
+    gone = [attempt(n, n - 1, noted="expired", cause="missing") for n in (1, 2)]
+    plan = make_plan(shards=2, max_attempts=1)
+    together = make_state(*gone, plan=plan, starts=[start(1, 0), start(2, 1)], now=100)
+    assert survey(together, at(100), TUNING).suspects == ("00000", "00001")
+    apart = make_state(*gone, plan=plan, starts=[start(1, 0), start(2, 1, worker="w2")], now=100)
+    assert survey(apart, at(100), TUNING).exhausted == ("00000", "00001")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_deaths_in_company_are_bounded_too(limit: int) -> None:
+    """Invariant 8: whatever RunPod puts beside a shard, it is given up at last."""
+    plan = make_plan(shards=2, max_attempts=limit)
+    for times, given_up in ((SHARED_FACTOR * limit - 1, ()), (SHARED_FACTOR * limit, ("00000", "00001"))):
+        attempts, starts = nights(*[(shard, 100 * n, "w1") for n in range(times) for shard in (0, 1)])
+        state = make_state(*attempts, plan=plan, starts=starts, now=5000)
+        assert survey(state, at(5000), TUNING).exhausted == given_up
+    assert isinstance(decide(state, at(5000), TUNING)[-1], Finish)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400), st.sampled_from(["w1", "w2"])), max_size=30), st.integers(1, 3))
+def test_a_shard_is_given_up_for_its_own_deaths_or_for_very_many(deaths: list[tuple[int, int, str]], limit: int) -> None:
+    """Against the rule in its plainest form: who overlaps whom, directly or through others, on one worker."""
+    attempts, starts = nights(*[(shard, float(when), worker) for shard, when, worker in deaths])
+    state = make_state(*attempts, plan=make_plan(shards=4, max_attempts=limit), starts=starts, now=2000)
+    seen = survey(state, at(2000), TUNING)
+    linked = [{n} for n in range(len(deaths))]
+    for n, (_, when, worker) in enumerate(deaths):
+        for m, (_, other, there) in enumerate(deaths):
+            if worker == there and abs(when - other) <= 60 and linked[n] is not linked[m]:
+                linked[n] |= linked[m]
+                for member in linked[m]:
+                    linked[member] = linked[n]
+    for shard in range(4):
+        mine = [n for n, death in enumerate(deaths) if death[0] == shard]
+        shared = sum(len({deaths[m][0] for m in linked[n]}) > 1 for n in mine)
+        over = len(mine) - shared >= limit or shared >= SHARED_FACTOR * limit
+        assert (shard_name(shard) in seen.exhausted) == over
+        assert (shard_name(shard) in seen.suspects) == (not over and shared >= min(2, limit))
+
+
 # --- a queue that does not move ------------------------------------------------------------------------------------------------------
 
 
@@ -619,3 +743,13 @@ def test_a_decision_over_five_thousand_shards_takes_a_moment() -> None:
     actions = decide(state, at(1), TUNING)
     assert time.process_time() - began < 1.0
     assert isinstance(actions[-1], Wait)
+
+
+def test_a_night_in_which_every_worker_died_is_judged_in_a_moment() -> None:
+    plan = make_plan(shards=5000, rows_per_shard=1, pace=50, workers_max=50, max_attempts=3)
+    attempts, starts = nights(*[(n // 2, float(n % 7), f"w{n % 5}") for n in range(10_000)])
+    state = make_state(*attempts, plan=plan, starts=starts, now=1000)
+    began = time.process_time()
+    actions = decide(state, at(1000), TUNING)
+    assert time.process_time() - began < 2.0
+    assert len(sent(actions)) == 1, "every shard is a suspect"
