@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pipelines.follow import DriveResult, Event
     from pipelines.ledger import Ledger
     from pipelines.plan import PlanEvent, PlannedRun
+    from pipelines.prices import Throughput
     from pipelines.runs import RunHandle
     from pipelines.verify import VerifyReport
 
@@ -385,15 +386,49 @@ async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: 
     )
     if asked.out is not None:
         check_out(asked.out)
+    throughput = past_throughput(stack, request.model, asked.task, progress)
     store, worker_store = S3Store(stack.secrets.s3), S3Store(stack.secrets.worker_s3)
     try:
-        planned = await plan_run(request, stack, store, worker_store, on_plan(progress), dry_run=dry_run)
+        planned = await plan_run(request, stack, store, worker_store, on_plan(progress), throughput=throughput, dry_run=dry_run)
     finally:
         await store.close()
         await worker_store.close()
     for notice in planned.notices:
         progress.note(notice)
     return planned
+
+
+def past_throughput(stack: Stack, model: str, task: TaskKind, progress: Progress) -> Throughput | None:
+    """What past runs of the endpoint took, where this machine's ledger knows some."""
+    from pipelines.prices import observed
+
+    endpoint = stack.facts.endpoint_for(model, task)
+    ledger = open_ledger(progress)
+    if ledger is None:
+        return None
+    try:
+        return observed(ledger.past(endpoint.id, task, endpoint.model), endpoint.shards_per_worker)
+    except InfrastructureError as error:
+        progress.note(f"pricing without past runs: {error}")
+        return None
+    finally:
+        ledger.close()
+
+
+def keep_speed(plan: Plan, result: DriveResult, at: datetime, progress: Progress) -> None:
+    """Tell the ledger what a complete run took, for the price of the next one."""
+    from pipelines.prices import Past
+
+    ledger = open_ledger(progress)
+    if ledger is None:
+        return
+    past = Past(result.executions, result.tokens_in, result.tokens_out, result.seconds.computing)
+    try:
+        ledger.speed(plan.run, past, endpoint_id=plan.infra.endpoint_id, task=plan.task.kind, model=plan.infra.model, at=at)
+    except InfrastructureError as error:
+        progress.note(f"going on without the ledger: {error}")
+    finally:
+        ledger.close()
 
 
 def served_model(stack: Stack, asked: Asked) -> str:
@@ -483,6 +518,8 @@ async def finish(
     verified = judged.clean if judged is not None else None
     summary = summarize(run.plan, result, seconds=seconds, at=store.now(), collected=collected, verified=verified)
     await write_summary(store, run.keys, summary)
+    if result.state == "complete":
+        keep_speed(run.plan, result, store.now(), progress)
     return Report(plan=run.plan, result=result, collected=collected, judged=judged, seconds=seconds, rest_rows=rest_rows)
 
 

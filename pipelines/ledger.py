@@ -1,8 +1,8 @@
 """pipelines: the ledger: a local SQLite record of runs, attempts, webhooks and costs. Touches one file under the user's state folder.
 
-A cache, never the truth: nothing is read from it that decides anything, and deleting it, also in the middle of a run, loses nothing but the
-list of runs that this machine has seen. APSW carries its own SQLite: the one in many Pythons (3.7.0 to 3.51.2) has the WAL-reset bug,
-which two connections can meet. WAL with synchronous=FULL; not for network file systems.
+A cache, never the truth: what is read from it only prices the next plan by what past runs took. Deleting it, also in the middle of a run,
+loses nothing but that and the list of runs that this machine has seen. APSW carries its own SQLite: the one in many Pythons (3.7.0 to
+3.51.2) has the WAL-reset bug, which two connections can meet. WAL with synchronous=FULL; not for network file systems.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import apsw
 
 from contract.errors import InfrastructureError
 from contract.facts import state_dir
+from pipelines.prices import Past
 
 FIXED_SQLITE: Final = 3_051_003
 """First SQLite version without the WAL-reset bug (sqlite.org/wal.html)."""
@@ -32,6 +33,12 @@ MIGRATIONS: Final = (
                            PRIMARY KEY (uri, shard, attempt)) STRICT, WITHOUT ROWID;
     CREATE TABLE costs (uri TEXT PRIMARY KEY, worker_seconds REAL NOT NULL, usd_estimated REAL NOT NULL, usd_reserved REAL NOT NULL,
                         at TEXT NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE speeds (uri TEXT PRIMARY KEY, endpoint_id TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL,
+                         executions INTEGER NOT NULL, tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, computing_s REAL NOT NULL,
+                         at TEXT NOT NULL) STRICT;
+    CREATE INDEX speeds_of ON speeds (endpoint_id, task, model, at);
     """,
 )
 """In order; a ledger's user_version says how many it has. Never changed once released, only added to."""
@@ -153,6 +160,22 @@ class Ledger:
             "usd_estimated = excluded.usd_estimated, usd_reserved = excluded.usd_reserved, at = excluded.at",
             [(uri, worker_seconds, usd_estimated, usd_reserved, _text(at))],
         )
+
+    def speed(self, uri: str, past: Past, *, endpoint_id: str, task: str, model: str, at: datetime) -> None:
+        """What a complete run took."""
+        self._write(
+            "INSERT OR REPLACE INTO speeds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(uri, endpoint_id, task, model, past.executions, past.tokens_in, past.tokens_out, past.computing_s, _text(at))],
+        )
+
+    def past(self, endpoint_id: str, task: str, model: str, *, last: int = 5) -> tuple[Past, ...]:
+        """What the last complete runs of this endpoint, task and model took."""
+        rows = self._read(
+            "SELECT executions, tokens_in, tokens_out, computing_s FROM speeds WHERE endpoint_id = ? AND task = ? AND model = ? "
+            "ORDER BY at DESC LIMIT ?",
+            (endpoint_id, task, model, last),
+        )
+        return tuple(Past(*row) for row in rows)
 
     def runs(self) -> tuple[LedgerRun, ...]:
         """Runs that this machine has worked on, the latest first."""

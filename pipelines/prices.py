@@ -4,10 +4,11 @@ Where the numbers come from:
 - Dollars a second: the stack's facts (RunPod's price of the endpoint's GPU, all GPUs of a worker).
 - What is billed: a worker from its start to its full stop, rounded up to seconds, idle time-out included (RunPod docs:
   serverless/pricing); a cold start is counted in full, because only the image's download is free.
-- Tokens a second: runs of the past, where there are some (`observed`). Else a reference of which nothing here was measured on a GPU:
-  2 floating-point operations a parameter and token, at 40 % of the GPU's dense 16-bit tensor peak for input and 10 % for output (usual for
-  continuous batching), peaks from NVIDIA's data sheets. It can be wrong by a factor of 2.5 either way, and the range says so. For
-  the emulator, two CPU cores as measured with vLLM 0.32 on CPU: MiniLM 2,500 to 5,600 tokens/s, SmolLM2-135M 70 to 570 tokens/s out.
+- Tokens a second: runs of the past that this machine's ledger knows, where there are some (`observed`). Else a reference of which nothing
+  here was measured on a GPU: 2 floating-point operations a parameter and token, at 40 % of the GPU's dense 16-bit tensor peak for input and
+  10 % for output (usual for continuous batching), peaks from NVIDIA's data sheets. It can be wrong by a factor of 2.5 either way, and the
+  range says so. For the emulator, two CPU cores as measured with vLLM 0.32 on CPU: MiniLM 2,500 to 5,600 tokens/s, SmolLM2-135M 70 to 570
+  tokens/s out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from math import ceil
 from typing import Final
 
 from contract.facts import EndpointFacts
-from contract.models import EndMarker, Estimate, Range3, TaskKind
+from contract.models import Estimate, Range3, TaskKind
 
 TERAFLOPS: Final = {
     "A4000": 77, "A4500": 95, "RTX 4000 Ada": 105, "RTX 2000 Ada": 48, "A5000": 111, "L4": 121, "3090": 71, "4090": 165, "5090": 210,
@@ -84,21 +85,31 @@ def reference(endpoint: EndpointFacts, task: TaskKind, *, emulated: bool) -> Thr
     )
 
 
-def observed(ends: Iterable[EndMarker], shards_per_worker: int) -> Throughput | None:
-    """What executions of the past show: winners that computed something. None where there are too few tokens to tell (under 10,000)."""
-    tokens_in = tokens_out = executions = 0
-    seconds = 0.0
-    for end in ends:
-        if end.outcome == "won" and end.tokens_in and end.seconds.computing > 0:
-            tokens_in, tokens_out = tokens_in + end.tokens_in, tokens_out + end.tokens_out
-            seconds += end.seconds.computing
-            executions += 1
+@dataclass(frozen=True)
+class Past:
+    """A complete run of the same endpoint, task and model: tokens of its commits, and the computing seconds of all its executions, losers
+    included: what it took, not what it could have taken."""
+
+    executions: int
+    tokens_in: int
+    tokens_out: int
+    computing_s: float
+
+
+def observed(past: Iterable[Past], shards_per_worker: int) -> Throughput | None:
+    """What runs of the past show. None where there are too few tokens to tell (under 10,000)."""
+    runs = [run for run in past if run.tokens_in and run.computing_s > 0]
+    tokens_in, tokens_out = sum(run.tokens_in for run in runs), sum(run.tokens_out for run in runs)
     if tokens_in + tokens_out < 10_000:
         return None
     # Executions of one worker overlap: each sees its own seconds while sharing the engine.
-    rate = (tokens_in / IN_OUT + tokens_out) / (seconds / shards_per_worker)
+    rate = (tokens_in / IN_OUT + tokens_out) / (sum(run.computing_s for run in runs) / shards_per_worker)
+    executions = sum(run.executions for run in runs)
     spread = 0.7 if executions >= 5 else 0.5
-    return Throughput(rate * IN_OUT, rate, spread, 1 / spread, f"{executions} executions of the past, {tokens_in + tokens_out:,} tokens")
+    named = (
+        f"{len(runs)} past run{'s' if len(runs) > 1 else ''} of this machine ({executions} executions, {tokens_in + tokens_out:,} tokens)"
+    )
+    return Throughput(rate * IN_OUT, rate, spread, 1 / spread, named)
 
 
 @dataclass(frozen=True)

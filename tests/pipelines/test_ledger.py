@@ -11,6 +11,7 @@ import pytest
 
 from contract.errors import InfrastructureError
 from pipelines.ledger import FIXED_SQLITE, MIGRATIONS, Ledger, LedgerAttempt
+from pipelines.prices import Past
 from tests.contract.world import START
 
 URI = "s3://bucket/runs/r"
@@ -40,6 +41,30 @@ def test_runs_attempts_webhooks_and_costs_are_kept(tmp_path: Path) -> None:
         assert [a.state for a in ledger.attempts_of(URI)] == ["sent", "won"]
         assert ledger.attempts_of(URI)[0] == attempt(1)
         assert ledger.webhooks_of(URI) == 1
+
+
+def test_what_past_runs_took_is_told_by_endpoint_task_and_model_the_latest_first(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite3") as ledger:
+        for number in range(7):
+            past = Past(number + 1, 1000, 100, 2.5)
+            at = START + timedelta(days=number)
+            ledger.speed(f"{URI}{number}", past, endpoint_id="ep", task="embed", model="m", at=at)
+        ledger.speed(f"{URI}6", Past(70, 1000, 100, 2.5), endpoint_id="ep", task="embed", model="m", at=START + timedelta(days=9))
+        ledger.speed("s3://bucket/runs/x", Past(1, 1, 1, 1.0), endpoint_id="ep", task="embed", model="other", at=START)
+        assert [past.executions for past in ledger.past("ep", "embed", "m", last=3)] == [70, 6, 5]
+        assert ledger.past("ep", "generate", "m") == ()
+
+
+def test_a_ledger_of_the_first_version_is_taken_along(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    db = apsw.Connection(str(path))
+    db.execute(MIGRATIONS[0])
+    db.pragma("user_version", 1)
+    db.close()
+    with Ledger(path) as ledger:
+        add_run(ledger)
+        assert ledger.past("ep", "embed", "m") == ()
+        assert len(ledger.runs()) == 1
 
 
 def test_a_ledger_is_migrated_from_nothing_once(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ import pytest
 from contract.errors import AccessDenied, DatasetError, PlanMismatch, StoreUnavailable, UsageError
 from contract.lines import decompress_lines
 from contract.memory import MemoryStore, Objects
-from contract.models import EndMarker, PhaseSeconds, Plan, RowOptions, StoreMode, decode
+from contract.models import Plan, RowOptions, StoreMode, decode
 from contract.store import Store
 from pipelines.plan import PlanEvent, PlannedRun, PlanRequest, compare, plan_run
-from pipelines.prices import observed
+from pipelines.prices import Past, observed
 from tests.pipelines.planning import EMBED, GENERATE, House, chat_line, embed_line, stack_of, write_jsonl, zstd
 
 
@@ -88,11 +88,7 @@ async def test_pace_prices_and_history_change_no_identity(house: House, batch: P
     base = (await house.plan(batch, dry_run=True)).plan
     dear = msgspec.structs.replace(EMBED, usd_per_second=1.0, workers_max=60, cold_start_s=5.0, execution_timeout_s=3600.0)
     house.stack = stack_of(dear)
-    end = EndMarker(
-        plan="0" * 64, shard="00000", execution="0" * 16, attempt=1, outcome="won", wall_s=9, seconds=PhaseSeconds(computing=1.0),
-        tokens_in=5_000_000, at=base.created_at,
-    )  # fmt: skip
-    other = (await house.plan(batch, dry_run=True, pace=7, budget_usd=3.0, throughput=observed([end], 2), out="x.jsonl")).plan
+    other = (await house.plan(batch, dry_run=True, pace=7, budget_usd=3.0, throughput=observed([Past(1, 5_000_000, 0, 1.0)], 2), out="x.jsonl")).plan
     assert other.plan_id == base.plan_id
     assert [s.source for s in other.shards] == [s.source for s in base.shards]
     assert other.estimate != base.estimate

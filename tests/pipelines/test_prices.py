@@ -1,27 +1,20 @@
 # tests/pipelines: what a run is expected to take, and how that follows from prices, speeds and history.
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.models import EndMarker, PhaseSeconds
-from pipelines.prices import Throughput, Work, billions, choose_pace, estimate, observed, output_tokens, reference, worker_seconds
+from pipelines.prices import Past, Throughput, Work, billions, choose_pace, estimate, observed, output_tokens, reference, worker_seconds
 from tests.pipelines.planning import EMBED, GENERATE
 
 SPEED = Throughput(1000.0, 250.0, 0.5, 2.0, "test")
 WORK = Work(shards=100, rows=10_000, tokens_in=1_000_000, out_low=100_000, out_likely=250_000, out_high=400_000)
 
 
-def end(outcome: Any = "won", tokens_in: int = 40_000, tokens_out: int = 10_000, computing: float = 40.0) -> EndMarker:
-    return EndMarker(
-        plan="0" * 64, shard="00000", execution="0" * 16, attempt=1, outcome=outcome, wall_s=computing,
-        seconds=PhaseSeconds(computing=computing), tokens_in=tokens_in, tokens_out=tokens_out, at=datetime(2026, 1, 1, tzinfo=UTC),
-    )  # fmt: skip
+def past(executions: int = 1, tokens_in: int = 40_000, tokens_out: int = 10_000, computing_s: float = 40.0) -> Past:
+    return Past(executions, tokens_in, tokens_out, computing_s)
 
 
 def test_dollars_are_billed_seconds_times_the_price() -> None:
@@ -110,18 +103,19 @@ def test_the_emulators_reference_is_within_what_was_measured_on_cpu() -> None:
 
 
 def test_history_replaces_the_reference() -> None:
-    speed = observed([end() for _ in range(6)], 2)
+    speed = observed([past(executions=3), past(executions=3)], 2)
     assert speed is not None
-    # 20,000 tokens' worth of output in 20 seconds of a worker (two executions share it).
+    # Two runs with 20,000 tokens' worth of output each, in 20 seconds of a worker each (two executions share it).
     assert speed.tokens_out_per_s == pytest.approx(1000)
     assert speed.tokens_in_per_s == pytest.approx(4000)
+    assert "2 past runs" in speed.basis
     assert "6 executions" in speed.basis
     assert speed.slow > 0.5
 
 
-@pytest.mark.parametrize("ends", [[], [end("lost")] * 9, [end(tokens_in=10, tokens_out=1)], [end(computing=0.0)]])
-def test_history_without_enough_in_it_says_nothing(ends: list[EndMarker]) -> None:
-    assert observed(ends, 2) is None
+@pytest.mark.parametrize("runs", [[], [past(tokens_in=10, tokens_out=1)], [past(computing_s=0.0)]])
+def test_history_without_enough_in_it_says_nothing(runs: list[Past]) -> None:
+    assert observed(runs, 2) is None
 
 
 def test_seconds_of_one_worker_do_not_depend_on_the_price() -> None:
