@@ -88,7 +88,8 @@ async def test_pace_prices_and_history_change_no_identity(house: House, batch: P
     base = (await house.plan(batch, dry_run=True)).plan
     dear = msgspec.structs.replace(EMBED, usd_per_second=1.0, workers_max=60, cold_start_s=5.0, execution_timeout_s=3600.0)
     house.stack = stack_of(dear)
-    other = (await house.plan(batch, dry_run=True, pace=7, budget_usd=3.0, throughput=observed([Past(1, 5_000_000, 0, 1.0)], 2), out="x.jsonl")).plan
+    speed = observed([Past(1, 5_000_000, 0, 1.0)], 2)
+    other = (await house.plan(batch, dry_run=True, pace=7, budget_usd=3.0, throughput=speed, out="x.jsonl")).plan
     assert other.plan_id == base.plan_id
     assert [s.source for s in other.shards] == [s.source for s in base.shards]
     assert other.estimate != base.estimate
