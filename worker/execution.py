@@ -47,7 +47,8 @@ SMALL: Final = 8 << 20
 """Bytes. Objects up to this size are sent from memory; larger ones are streamed from their file."""
 PIECE_BYTES: Final = 8 << 20
 """Finished rows are kept as a piece at the latest when they are so many bytes, which bounds what waits in memory."""
-StopReason = Literal["deadline", "stop", "sigterm", "cancelled"]
+StopReason = Literal["deadline", "stop", "sigterm", "cancelled", "unwatched"]
+"""`unwatched`: a fault of the worker's own in what looks for the first two."""
 
 
 class Stop:

@@ -2,7 +2,7 @@
 
 The handler only waits: an execution runs as its own task, shielded, so that the SDK's cancellation (job-stop) stops it gently, with what
 is finished kept as pieces and no half commit. Whatever goes wrong becomes {"error": one sentence}, which fails the job without a retry;
-only a dead engine ends the process, after every execution in it has kept its pieces.
+only a dead engine ends the process, after every execution in it has kept its pieces and RunPod has taken the answers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -39,6 +41,10 @@ GRACE_S: Final = 60.0
 """How long a stopped execution may take to keep its pieces."""
 ENGINE_DEAD: Final = 70
 """Exit code of a worker whose engine died."""
+ANSWER_S: Final = 10.0
+"""How long the process of a dead engine waits for RunPod to take its answers. The SDK's three tries fit into it, if they are answered."""
+_LAST_RESORT_S: Final = 5.0
+"""So much later a thread ends the process, should the event loop be stuck."""
 _STORES: Final = 4
 
 
@@ -68,7 +74,7 @@ class Monotonic:
 
 
 class Worker:
-    """All executions of one worker process. `leave` ends the process at once; it does not return."""
+    """All executions of one worker process. `leave` ends the process at once; it does not return. It is called once at most."""
 
     def __init__(
         self,
@@ -82,6 +88,7 @@ class Worker:
         clock: Clock | None = None,
         control_s: float = CONTROL_S,
         pieces: PiecePolicy | None = None,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -98,13 +105,30 @@ class Worker:
         self._load_s: float | None = engine.info.load_s
         self._signals = False
         self._ending = False
+        self._answer_s = answer_s
+        self._callers: set[asyncio.Task[Any]] = set()
         self._dead = False
+        self._kept = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
+        self._left = threading.Lock()
 
     # --- one job -----------------------------------------------------------------------------------------------------------------
 
     async def handle(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The runpod SDK's handler. Cancelling it stops the execution and waits until its pieces are kept."""
+        """The runpod SDK's handler. Cancelling it stops the execution and waits until its pieces are kept.
+
+        The task that awaits it is taken to post the answer and then to end, as the SDK's does (rp_scale.handle_job). When the engine has
+        died, answers wait for the pieces of the other executions, so that the SDK has no free slot to take another job for.
+        """
         self._watch_signals()
+        caller = asyncio.current_task()
+        assert caller is not None
+        if self._dead:
+            # Begun here it would be a death of its shard. Without an answer RunPod gives it to another worker when this one is gone.
+            log.warning("job %s came to a dead engine; it is left to RunPod to give to another worker", job.get("id"))
+            await asyncio.get_running_loop().create_future()
+        self._callers.add(caller)
+        caller.add_done_callback(self._callers.discard)
         stop = Stop()
         if self._ending:
             stop.set("sigterm")
@@ -112,7 +136,13 @@ class Worker:
         self._running[task] = stop
         task.add_done_callback(self._over)
         try:
-            return await asyncio.shield(task)
+            answer = await asyncio.shield(task)
+            if self._dead:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._kept.wait(), GRACE_S)
+                # The SDK makes it `stopPod`: RunPod sends this worker nothing more and starts a fresh one.
+                answer = {**answer, "refresh_worker": True}
+            return answer
         except asyncio.CancelledError:
             stop.set("cancelled")
             await asyncio.wait([task], timeout=GRACE_S)
@@ -136,6 +166,7 @@ class Worker:
                     plans=self._plans,
                 )
                 watch = asyncio.ensure_future(self._watch(request[0], store, stop))
+                watch.add_done_callback(lambda done: watched(done, stop))
                 try:
                     summary = await execute(request[0], job_id, world, stop)
                 finally:
@@ -145,7 +176,7 @@ class Worker:
             return cast("dict[str, Any]", msgspec.to_builtins(summary))
         except EngineDied as error:
             self._dead = True
-            log.critical("%s; the process ends as soon as the pieces of its shards are kept", error)
+            log.critical("%s; the process ends when the pieces of its shards are kept and RunPod has the answers", error)
             return {"error": self._redactor.clean(f"{error}; finished rows were kept as pieces.")}
         except NightbatchError as error:
             return self._failed(str(error))
@@ -236,7 +267,26 @@ class Worker:
 
     def _over(self, task: asyncio.Task[dict[str, Any]]) -> None:
         self._running.pop(task, None)
-        if self._dead and not self._running:
+        if self._dead and not self._running and self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave_when_answered(set(self._callers)))
+
+    async def _leave_when_answered(self, callers: set[asyncio.Task[Any]]) -> None:
+        """End the process when the SDK has posted the answers, or has not managed to. Also when the SDK's loop ends meanwhile."""
+        last_resort = threading.Timer(self._answer_s + _LAST_RESORT_S, self._go)
+        last_resort.daemon = True
+        last_resort.start()
+        self._kept.set()
+        try:
+            if callers:
+                _, unanswered = await asyncio.wait(callers, timeout=self._answer_s)
+                if unanswered:
+                    log.warning("RunPod did not take %d answers within %.0f s; the process ends without", len(unanswered), self._answer_s)
+        finally:
+            last_resort.cancel()
+            self._go()
+
+    def _go(self) -> None:
+        if self._left.acquire(blocking=False):
             self._leave(ENGINE_DEAD)
 
     def _watch_signals(self) -> None:
@@ -264,6 +314,13 @@ class Worker:
         self._ending = True
         for stop in list(self._running.values()):
             stop.set("sigterm")
+
+
+def watched(watch: asyncio.Future[None], stop: Stop) -> None:
+    """An execution that nobody watches has no deadline and cannot be stopped: it ends here, and its finished rows are kept."""
+    if not watch.cancelled() and (error := watch.exception()) is not None:
+        log.error("the watch over an execution failed unexpectedly; the execution is stopped", exc_info=error)
+        stop.set("unwatched")
 
 
 def peak_rss() -> int:

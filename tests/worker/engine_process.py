@@ -20,6 +20,7 @@ import msgspec
 from contract.lines import decompress_lines
 from contract.memory import MemoryStore
 from contract.models import Commit, PartCommit, S3Config, TaskSpec, decode
+from worker.engine.base import EngineDied
 from worker.engine.launch import launch
 from worker.execution import Identity, PiecePolicy
 from worker.handler import Worker
@@ -34,6 +35,11 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
     engine = launch(settings)
     stores: dict[str, MemoryStore] = {}
     left: list[int] = []
+    gone = asyncio.Event()
+
+    def leave(code: int) -> None:
+        left.append(code)
+        gone.set()
 
     def make_store(keys: S3Config) -> MemoryStore:
         return stores[keys.bucketName]
@@ -43,7 +49,7 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
         engine,
         identity=Identity("w"),
         redactor=Redactor(),
-        leave=left.append,
+        leave=leave,
         make_store=make_store,
         control_s=3600.0,
         pieces=PiecePolicy(seconds=0.0, share=0.01),
@@ -87,9 +93,15 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
             "again": await run("again", order["cancel"][:1]),
         }
     if order.get("deadly"):
-        answer = await run("deadly", order["deadly"])
-        await asyncio.sleep(0)
-        after = await run("after", order["deadly"][:1])
+        answer = await asyncio.ensure_future(run("deadly", order["deadly"]))
+        async with asyncio.timeout(30):
+            await gone.wait()
+        after = None
+        try:
+            async for _ in engine.submit([]):
+                pass
+        except EngineDied as error:
+            after = str(error)
         keys = sorted(stores["deadly"].objects.data)
         found["death"] = {"answer": answer, "left": left, "keys": keys, "after": after}
     else:

@@ -1,5 +1,6 @@
 # tests/worker: the unmodified runpod SDK with this project's handler, and an engine that echoes a row at a time.
-"""SDK_ROW_S: seconds a row takes. SDK_DIES_AFTER: rows after which the engine dies; not set: never."""
+"""SDK_ROW_S: seconds a row takes. SDK_DIES_AFTER: rows after which the engine dies; not set: never.
+SDK_ANSWER_S: seconds that a dead engine's process waits for RunPod to take its answers; not set: as in the product."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import runpod
 from worker.__main__ import leave
 from worker.engine.fake import FakeEngine
 from worker.execution import Identity, PiecePolicy
-from worker.handler import Worker
+from worker.handler import ANSWER_S, Worker
 from worker.redact import Redactor, install
 from worker.settings import Settings
 
@@ -37,6 +38,7 @@ if __name__ == "__main__":
         redactor=redactor,
         leave=leave,
         pieces=pieces,
+        answer_s=float(os.environ.get("SDK_ANSWER_S", ANSWER_S)),
     )
 
     async def handler(job: dict[str, Any]) -> dict[str, Any]:

@@ -220,11 +220,11 @@ def test_the_summary_counts_what_was_computed(ours: dict[str, Any]) -> None:
 def test_a_dying_engine_keeps_finished_rows_and_ends_the_process(ours: dict[str, Any]) -> None:
     death = ours["death"]
     assert "died" in death["answer"]["error"]
-    assert death["left"] == [ENGINE_DEAD, ENGINE_DEAD], "the shard that died, and the one that came after it"
+    assert death["left"] == [ENGINE_DEAD]
     kinds = [key.split("/")[2] for key in death["keys"]]
     assert (kinds.count("ends"), kinds.count("commits")) == (1, 0)
     assert kinds.count("pieces") >= 1
-    assert "died" in death["after"]["error"]
+    assert "died" in death["after"], "whoever comes later is told so, and does not hang"
 
 
 def test_a_cancelled_shard_leaves_the_engine_between_steps_and_the_next_one_runs(ours: dict[str, Any]) -> None:

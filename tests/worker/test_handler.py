@@ -39,6 +39,8 @@ class House:
     redactor: Redactor = field(default_factory=Redactor)
     left: list[int] = field(default_factory=list)
     made: list[S3Config] = field(default_factory=list)
+    answer_s: float = 20.0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
     settings: Settings = field(default_factory=lambda: Settings("fake", "fake", "generate"))
 
     def __post_init__(self) -> None:
@@ -48,11 +50,19 @@ class House:
             self.engine,
             identity=Identity("w-1"),
             redactor=self.redactor,
-            leave=self.left.append,
+            leave=self.leave,
             make_store=self.make_store,
             clock=self.clock,
             control_s=0.01,
+            answer_s=self.answer_s,
         )
+
+    def leave(self, code: int) -> None:
+        self.left.append(code)
+        self.gone.set()
+
+    async def until_left(self) -> None:
+        await asyncio.wait_for(self.gone.wait(), 10)
 
     def make_store(self, keys: S3Config) -> MemoryStore:
         self.made.append(keys)
@@ -212,14 +222,131 @@ async def test_control_json_ends_a_running_execution_only_with_stop(house: House
     assert (await task)["outcome"] == outcome
 
 
-async def test_a_dead_engine_ends_the_process_after_every_shard_has_kept_its_pieces(house: House) -> None:
+class Sdk:
+    """Does with an answer what the SDK does: posts it in the task that awaited the handler, and the post takes until `taken`."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.posted: list[dict[str, Any]] = []
+        self.seen: list[tuple[int, int, list[int]]] = []
+        self.post, self.both = asyncio.Event(), asyncio.Event()
+        self.taken = asyncio.Event()
+
+    async def work(self, job: dict[str, Any]) -> None:
+        self.posted.append(await self.house.worker.handle(job))
+        self.seen.append((len(self.house.keys("pieces/")), len(self.house.keys("ends/")), list(self.house.left)))
+        (self.both if self.post.is_set() else self.post).set()
+        await self.taken.wait()
+
+
+async def test_a_dead_engines_process_ends_when_runpod_has_taken_every_answer_and_not_before(house: House) -> None:
     house.engine.dies_after = 8
-    job = await house.job(20)
-    answers = await asyncio.gather(*(house.worker.handle(job) for _ in range(2)))
-    await asyncio.sleep(0)
-    assert all("engine died" in answer["error"] for answer in answers)
+    sdk, job = Sdk(house), await house.job(20)
+    tasks = [asyncio.ensure_future(sdk.work(job)) for _ in range(2)]
+    await asyncio.wait_for(sdk.both.wait(), 10)
+    assert house.left == []
+    sdk.taken.set()
+    await asyncio.gather(*tasks)
+    await house.until_left()
+    sentence = "the engine died as it was told to; finished rows were kept as pieces."
+    assert sdk.posted == [{"error": sentence, "refresh_worker": True}] * 2
+    assert sdk.seen == [(2, 2, [])] * 2, "both shards had kept their pieces before either answered"
+    await asyncio.sleep(0.05)
+    assert house.left == [ENGINE_DEAD], "once"
+
+
+async def test_an_answer_of_a_dead_engine_waits_for_the_pieces_of_the_other_shard(house: House) -> None:
+    house.engine.dies_after = 8
+    sdk, job = Sdk(house), await house.job(20)
+    sdk.taken.set()
+    here, go_on = asyncio.Event(), asyncio.Event()
+    ended = asyncio.Event()
+
+    async def hold(op: str, key: str) -> None:
+        if "/pieces/" in key and op.startswith("put") and not here.is_set():
+            here.set()
+            await go_on.wait()
+
+    async def note(op: str, key: str) -> None:
+        if "/ends/" in key:
+            ended.set()
+
+    house.store.hook, house.store.after = hold, note
+    tasks = [asyncio.ensure_future(sdk.work(job)) for _ in range(2)]
+    async with asyncio.timeout(10):
+        await here.wait()
+        await ended.wait()
+    await asyncio.sleep(0.05)
+    assert (sdk.posted, house.left) == ([], []), "one has died and is ready to answer; the other still writes"
+    go_on.set()
+    await asyncio.gather(*tasks)
+    await house.until_left()
+    assert sdk.seen == [(2, 2, [])] * 2
     assert house.left == [ENGINE_DEAD]
-    assert len(house.keys("pieces/")) == 2
+
+
+async def test_a_runpod_that_takes_no_answer_holds_a_dead_engines_process_only_for_some_time(caplog: pytest.LogCaptureFixture) -> None:
+    house = House(answer_s=0.1)
+    house.engine.dies_after = 8
+    sdk = Sdk(house)
+    task = asyncio.ensure_future(sdk.work(await house.job(20)))
+    await house.until_left()
+    assert (len(sdk.posted), task.done(), house.left) == (1, False, [ENGINE_DEAD])
+    assert "did not take 1 answers" in caplog.text
+    sdk.taken.set()
+    await task
+    assert house.left == [ENGINE_DEAD]
+
+
+async def test_a_job_that_comes_to_a_dead_engine_is_not_begun(house: House) -> None:
+    house.engine.dies_after = 8
+    sdk, job = Sdk(house), await house.job(20)
+    first = asyncio.ensure_future(sdk.work(job))
+    await asyncio.wait_for(sdk.post.wait(), 10)
+    late = asyncio.ensure_future(house.worker.handle({**job, "id": "job-2"}))
+    sdk.taken.set()
+    await first
+    await house.until_left()
+    assert not late.done(), "RunPod gives it to another worker"
+    assert len(house.keys("starts/")) == 1
+    late.cancel()
+    await asyncio.wait([late])
+
+
+async def test_a_dead_engines_process_ends_although_the_sdks_loop_ends_first(house: House) -> None:
+    house.engine.dies_after = 8
+    sdk = Sdk(house)
+    task = asyncio.ensure_future(sdk.work(await house.job(20)))
+    await asyncio.wait_for(sdk.post.wait(), 10)
+    # What asyncio.run does with whatever still runs.
+    for other in asyncio.all_tasks() - {asyncio.current_task()}:
+        other.cancel()
+    await asyncio.wait([task])
+    await house.until_left()
+    assert house.left == [ENGINE_DEAD]
+
+
+async def test_a_watch_that_fails_is_said_and_stops_its_execution(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    here, go_on = held(house.engine, 3)
+    job = await house.job(20)
+
+    async def fail(op: str, key: str) -> None:
+        if key == KEYS.control() and here.is_set():
+            failed.set()
+            raise RuntimeError("a fault in the watch")
+
+    failed = asyncio.Event()
+    house.store.hook = fail
+    task = asyncio.ensure_future(house.worker.handle(job))
+    await here.wait()
+    house.clock.at += 1
+    await asyncio.wait_for(failed.wait(), 10)
+    await asyncio.sleep(0.01)
+    go_on.set()
+    answer = await task
+    assert (answer["outcome"], answer["detail"]) == ("partial", "unwatched")
+    assert len(house.keys("pieces/")) == 1
+    assert "RuntimeError: a fault in the watch" in caplog.text
 
 
 async def test_a_step_that_never_ends_gives_the_engine_up(house: House) -> None:

@@ -20,6 +20,8 @@ from contract.models import EndMarker, TaskSpec, decode
 from contract.rows import CompletionUrl, PartLine
 from contract.store import S3Store
 from emulator import Emulator, EmulatorConfig, EndpointConfig
+from emulator.faults import DROP, PASS, Action, Message
+from emulator.processes import GuardedProcess
 from tests.worker.conftest import KEYS, lines
 from worker.handler import ENGINE_DEAD
 from worker.sample import SampleRow, sample_job
@@ -58,10 +60,15 @@ class House:
     store: S3Store
     job: str
     directory: Path
+    body: dict[str, Any]
 
-    async def call(self, operation: str) -> dict[str, Any]:
+    async def send(self) -> str:
+        async with self.session.post(f"{self.emulator.base_url}/fake/run", json=self.body) as answer:
+            return str((await answer.json())["id"])
+
+    async def call(self, operation: str, job: str | None = None) -> dict[str, Any]:
         method = "post" if operation == "cancel" else "get"
-        async with getattr(self.session, method)(f"{self.emulator.base_url}/fake/{operation}/{self.job}") as answer:
+        async with getattr(self.session, method)(f"{self.emulator.base_url}/fake/{operation}/{job or self.job}") as answer:
             found: dict[str, Any] = await answer.json()
             return found
 
@@ -110,9 +117,9 @@ async def house(directory: Path, repo: Path, **environ: str) -> AsyncIterator[Ho
             made = await sample_job(store, TaskSpec(kind="generate", model="fake"), rows)
             body = {"input": msgspec.to_builtins(made), "s3Config": msgspec.to_builtins(keys)}
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {emulator.api_key}"}) as session:
-                async with session.post(f"{emulator.base_url}/fake/run", json=body) as answer:
-                    job = (await answer.json())["id"]
-                yield House(emulator, session, store, job, directory)
+                stage = House(emulator, session, store, "", directory, body)
+                stage.job = await stage.send()
+                yield stage
         finally:
             await store.close()
 
@@ -147,19 +154,62 @@ async def test_a_cancelled_job_keeps_pieces_and_the_worker_goes_on(tmp_path: Pat
         assert pid in running(stage.directory)
 
 
-async def test_a_dead_engine_keeps_pieces_and_takes_its_process_and_its_pings_with_it(
-    tmp_path: Path, repo: Path, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[int]:
+    """Exit codes of workers, as they end."""
+    found: asyncio.Queue[int] = asyncio.Queue()
+    wait = GuardedProcess.wait
+
+    async def noted(process: GuardedProcess) -> int:
+        code = await wait(process)
+        found.put_nowait(code)
+        return code
+
+    monkeypatch.setattr(GuardedProcess, "wait", noted)
+    return found
+
+
+async def test_a_dead_engine_keeps_pieces_answers_and_takes_its_process_and_its_pings_with_it(
+    tmp_path: Path, repo: Path, codes: asyncio.Queue[int]
 ) -> None:
     async with house(tmp_path, repo, SDK_DIES_AFTER="60") as stage:
+        jobs = [stage.job, await stage.send()]
         await stage.pieces()
         first = running(stage.directory)
-        assert first
-        end = await stage.ended()
-        assert (end.outcome, end.ok) == ("partial", 60)
+        assert len(first) >= 3, "the worker, its pings, and the emulator's guard of both"
+        assert await asyncio.wait_for(codes.get(), 60) == ENGINE_DEAD
+        for job in jobs:
+            status = await stage.call("status", job)
+            assert status["status"] == "FAILED", "the answer was there before the process ended"
+            assert status["error"] == "the engine died as it was told to; finished rows were kept as pieces."
+            assert "retries" not in status, "it was not found lost and given to a second worker"
 
         async def gone() -> bool:
             return not first & running(stage.directory)
 
         await eventually(gone, "the end of the worker and of everything it had started", 20.0)
+        ends = [decode((await stage.store.get(key)).data, EndMarker, where=key) for key in await stage.keys("ends/")]
+        assert [(end.outcome, end.ok) for end in ends] == [("partial", 60)] * 2
         assert await stage.keys("commits/") == []
-        assert f"exit code {ENGINE_DEAD}" in caplog.text
+        assert len(await stage.keys("starts/")) == 2
+
+
+async def test_a_dead_engines_process_ends_although_runpod_takes_no_answer(tmp_path: Path, repo: Path, codes: asyncio.Queue[int]) -> None:
+    async with house(tmp_path, repo, SDK_DIES_AFTER="60", SDK_ANSWER_S="2") as stage:
+        held = asyncio.Event()
+
+        async def hold(message: Message) -> Action:
+            if (message.kind, message.operation) == ("request", "job-done"):
+                held.set()
+                await codes_seen.wait()
+                return DROP
+            return PASS
+
+        codes_seen = asyncio.Event()
+        with stage.emulator.seam.hook(hold):
+            await asyncio.wait_for(held.wait(), 60)
+            code = await asyncio.wait_for(codes.get(), 20)
+            codes_seen.set()
+        assert code == ENGINE_DEAD
+        assert (await stage.call("status"))["status"] == "IN_PROGRESS", "RunPod finds it lost later"
+        assert (await stage.ended()).outcome == "partial"
