@@ -1,6 +1,6 @@
 """benchmarks: `make bench`: runs benchmarks one after another, prints one table, keeps results/NAME.json.
 
-    python -m benchmarks                          all of them (about an hour on two cores)
+    python -m benchmarks                          all of them (about an hour on two busy cores)
     python -m benchmarks generate embed           only these
     python -m benchmarks --quick                  few rows and one sample: whether they run, not how fast; nothing is kept
     python -m benchmarks --show                   the table of the results that are kept
