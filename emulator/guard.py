@@ -9,7 +9,8 @@ container gives to its first process, the guard gives here:
 - the command's pid is written to the lifeline as a line;
 - when the lifeline closes, everything is killed at once (SIGKILL);
 - SIGTERM or SIGINT to the guard goes to the command alone, which has GRACE_S seconds; then everything is killed;
-- when the command ends, whatever it has left behind is killed, and the guard ends with its exit code (128 + signal, like a shell).
+- when the command ends, whatever it has left behind is killed, and the guard ends with its exit code (128 + signal, like a shell);
+- the command's temporary folder (TMPDIR) is its own and goes with it: SeaweedFS's logs, vLLM's sockets, a worker's spools.
 "Everything" is the command's process group and, on Linux, every descendant: the guard is their subreaper, so even one that has left the
 group or lost its parent is found. If the guard itself is killed, the command gets SIGKILL from the kernel (Linux).
 """
@@ -19,9 +20,11 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 PR_SET_PDEATHSIG = 1
@@ -98,6 +101,14 @@ def _kill_everything(group: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the command until it, the lifeline or the grace ends."""
+    scratch = tempfile.mkdtemp(prefix="nightbatch-")  # short: vLLM makes sockets in it, and a socket's name has at most 107 bytes
+    try:
+        return _guard(arguments, {**os.environ, "TMPDIR": scratch})
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _guard(arguments: list[str], env: dict[str, str]) -> int:
     lifeline, grace_s = int(arguments[0]), float(arguments[1])
     command = arguments[arguments.index("--") + 1 :]
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -112,7 +123,7 @@ def main(arguments: list[str]) -> int:
 
     try:
         # kept, because a Popen that is let go collects its process's exit status, which is waited for below
-        started = subprocess.Popen(command, start_new_session=True, preexec_fn=in_child, close_fds=True)
+        started = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=in_child, close_fds=True)
     except OSError as error:
         print(f"{command[0]} could not be started: {error}", file=sys.stderr, flush=True)
         return 127

@@ -91,6 +91,26 @@ async def test_when_a_command_ends_what_it_left_behind_is_killed(tmp_path: Path,
     await eventually(lambda: not any(alive(pid) for pid in pids))
 
 
+async def test_the_temporary_folder_is_the_commands_own_and_goes_with_it_also_after_kill_9_of_the_parent(tmp_path: Path) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir()
+    script = tmp_path / "litter.py"
+    script.write_text(
+        "import sys, tempfile, time\nfrom pathlib import Path\nmade = tempfile.mkdtemp()\n"
+        "(Path(sys.argv[1]) / '0.pid').write_text(made)\ntime.sleep(60)\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, str(script), str(tmp_path), env={**os.environ, "TMPDIR": str(place)}
+    )
+    try:
+        made = await eventually(lambda: (tmp_path / "0.pid").exists() and (tmp_path / "0.pid").read_text())
+        assert Path(str(made)).parent.parent == place
+    finally:
+        parent.kill()
+        await parent.wait()
+    await eventually(lambda: not list(place.iterdir()))
+
+
 async def test_kill_9_of_the_command_is_seen_and_takes_its_children_along(tmp_path: Path, family: Path) -> None:
     process = await start(sys.executable, str(family), str(tmp_path), "1", place=tmp_path)
     pids = await eventually(family_pids(tmp_path, 2))
