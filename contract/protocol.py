@@ -353,6 +353,8 @@ class RunState:
     looks: Mapping[Key, Look] = field(default_factory=dict)
     health: Health | None = None
     health_at: datetime | None = None
+    health_error: str | None = None
+    """What the last look at /health failed with, where it did."""
     empty_since: datetime | None = None
     """Since when every look at /health has shown no job at all."""
     short_since: datetime | None = None
@@ -1114,7 +1116,8 @@ def stall_cause(state: RunState, seen: Survey) -> tuple[str, str]:
     """The cause, for programs and for people, from the last look at /health."""
     health = state.health
     if health is None:
-        return "unreachable", "RunPod does not say how the endpoint is."
+        said = f" {state.health_error}" if state.health_error else ""
+        return "unreachable", f"RunPod does not say how the endpoint is.{said}"
     able = health.idle + health.running
     if able == 0 and health.throttled > 0:
         return (

@@ -256,6 +256,7 @@ class Driver:
         self._health: Health | None = None
         self._health_at: datetime | None = None
         self._health_ok: datetime | None = None
+        self._health_error: str | None = None
         self._empty_since: datetime | None = None
         self._short_since: datetime | None = None
         self._progress_at: datetime | None = None
@@ -352,6 +353,7 @@ class Driver:
             looks=self._looks,
             health=self._health,
             health_at=self._health_at,
+            health_error=self._health_error,
             empty_since=self._empty_since,
             short_since=self._short_since,
             progress_at=self._progress_at,
@@ -414,13 +416,14 @@ class Driver:
             raise
         except EndpointError as error:
             self._empty_since = self._short_since = None
+            self._health_error = str(error)
             if self._health_ok is None or now > self._health_ok + timedelta(seconds=HEALTH_OLD_S):
                 if self._health is not None or self._health_ok is None:
                     self.tell("endpoint", str(error))
                 self._health = None
                 self._health_ok = now
             return
-        self._health, self._health_ok = health, now
+        self._health, self._health_ok, self._health_error = health, now, None
         self._empty_since = (self._empty_since or now) if health.empty else None
         self._short_since = (self._short_since or now) if health.live < self.rules.pace else None
 

@@ -300,6 +300,7 @@ async def test_a_runpod_that_cannot_be_reached_is_named_and_nothing_is_lost(tmp_
     async with night(tmp_path) as found:
         result = await bounded(found.drive(jobs=Away(found.jobs()), tuning=Tuning(stall_named_s=120.0, stall_ends_s=240.0)))
         assert (result.state, result.cause) == ("stalled", "unreachable")
+        assert "no connection" in result.reason, "the stall says what /health failed with"
         assert result.attempts == 0 or result.usd_estimated == 0
         check_complete(found, await bounded(found.drive()))
 
