@@ -32,6 +32,8 @@ START_TIMEOUT_S: Final = 30.0
 STOP_GRACE_S: Final = 8.0
 """Measured: 1.4 s from SIGTERM."""
 _SERVICES: Final = ("s3", "master", "volume", "filer", "admin")
+_READY: Final = "probe/ready"
+"""An object that tells, at a later start, whether what is stored can be read again."""
 _GRPC_OFFSET: Final = 10_000
 """weed listens for gRPC at each port + 10000 unless told otherwise; it is told, but its parts assume this offset of each other."""
 
@@ -191,22 +193,25 @@ class SeaweedS3:
         return False
 
     async def _make_bucket(self) -> None:
+        """The bucket, and one object in it that can be read: the server answers for names before its volumes have reported, and reading
+        what an earlier start stored was an internal error then."""
         until = time.monotonic() + START_TIMEOUT_S
-        while (status := await self._signed("HEAD", f"/{self.bucket}")) != 200:
-            if status == 404:
-                await self._signed("PUT", f"/{self.bucket}")
-            elif time.monotonic() > until:
-                raise EmulatorError(f"The bucket {self.bucket} could not be made (status {status}).", where=str(self.log_path))
-            await asyncio.sleep(0.02)
+        for path, ask, body in ((f"/{self.bucket}", "HEAD", b""), (f"/{self.bucket}/{_READY}", "GET", b"ready")):
+            while (status := await self._signed(ask, path)) != 200:
+                if status == 404:
+                    await self._signed("PUT", path, body)
+                elif time.monotonic() > until:
+                    raise EmulatorError(f"The bucket {self.bucket} could not be made ready (status {status}).", where=str(self.log_path))
+                await asyncio.sleep(0.02)
 
-    async def _signed(self, method: str, path: str) -> int | None:
+    async def _signed(self, method: str, path: str, body: bytes = b"") -> int | None:
         """The status of a request signed with the client's keys (AWS Signature 4); None if there was no answer."""
         host = f"127.0.0.1:{self.ports[0]}"
-        headers = sign(method, path, host, self._client, datetime.datetime.now(datetime.UTC))
+        headers = sign(method, path, host, self._client, datetime.datetime.now(datetime.UTC), body)
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-                session.request(method, f"http://{host}{path}", headers=headers) as answer,
+                session.request(method, f"http://{host}{path}", headers=headers, data=body or None) as answer,
             ):
                 await answer.read()
                 return answer.status
@@ -214,14 +219,15 @@ class SeaweedS3:
             return None
 
 
-def sign(method: str, path: str, host: str, keys: KeyPair, now: datetime.datetime, region: str = "us-east-1") -> dict[str, str]:
-    """Headers of an empty S3 request with AWS Signature 4. Here so that this room needs no S3 library."""
+def sign(method: str, path: str, host: str, keys: KeyPair, now: datetime.datetime, body: bytes = b"") -> dict[str, str]:
+    """Headers of an S3 request without a query, with AWS Signature 4. Here so that this room needs no S3 library."""
+    region = "us-east-1"
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
-    empty = hashlib.sha256(b"").hexdigest()
-    signed = {"host": host, "x-amz-content-sha256": empty, "x-amz-date": stamp}
+    payload = hashlib.sha256(body).hexdigest()
+    signed = {"host": host, "x-amz-content-sha256": payload, "x-amz-date": stamp}
     names = ";".join(signed)
-    request = "\n".join([method, path, "", *(f"{name}:{value}" for name, value in signed.items()), "", names, empty])
+    request = "\n".join([method, path, "", *(f"{name}:{value}" for name, value in signed.items()), "", names, payload])
     text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(request.encode()).hexdigest()])
     key = b"AWS4" + keys.secret.encode()
     for part in scope.split("/"):
