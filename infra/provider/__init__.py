@@ -1,0 +1,1 @@
+"""infra/provider: the native Pulumi provider `runpodv2` on RunPod's REST v2."""
