@@ -480,6 +480,7 @@ ENDPOINT: Final = Kind(
     computed=COMPUTED,
     path="/v2/serverless",
     calls="endpoint",
+    list_call="list_endpoints",
     check=check,
     diff=diff,
     create_body=create_body,

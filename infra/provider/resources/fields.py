@@ -104,7 +104,8 @@ class Kind:
     path: str
     """REST v2's collection, for messages."""
     calls: str
-    """The suffix of the client's methods: create_<calls>, list_<calls>s."""
+    """The suffix of the client's methods: create_<calls>, get_<calls>, ..."""
+    list_call: str
     check: Callable[[Mapping[str, Any]], tuple[Json, list[Failure]]]
     diff: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Change]]
     create_body: Callable[[Mapping[str, Any], str], Json]
@@ -337,6 +338,12 @@ def _diff_map(f: Field, old: Mapping[str, Any], new: Mapping[str, Any], where: s
         elif now is UNKNOWN or was != now:
             changes[join(where, name)] = Change("update", f.replaces)
     return changes
+
+
+def with_chosen(fields: Sequence[Field], old: Mapping[str, Any], old_outputs: Mapping[str, Any]) -> Json:
+    """Old inputs, and what RunPod chose where a change could only replace: stating just that is no change."""
+    chosen = {f.name: old_outputs[f.name] for f in fields if f.replaces and old.get(f.name) is None and old_outputs.get(f.name) is not None}
+    return {**old, **chosen}
 
 
 def tops(changes: Mapping[str, Change]) -> set[str]:

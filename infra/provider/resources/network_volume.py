@@ -60,8 +60,6 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:
     changes = diff_fields(FIELDS, old, new)
     if "size" in changes and new["size"] is not UNKNOWN and old.get("size") is not None and new["size"] < old["size"]:
         changes["size"] = Change("update", replace=True)
-    if old.get("type") is None and "type" in changes:  # stated where RunPod chose: whether it differs is seen by the next refresh
-        changes["type"] = Change("add", replace=False)
     return changes
 
 
@@ -96,6 +94,7 @@ NETWORK_VOLUME: Final = Kind(
     computed=(),
     path="/v2/network-volumes",
     calls="network_volume",
+    list_call="list_network_volumes",
     check=check,
     diff=diff,
     create_body=create_body,

@@ -13,7 +13,7 @@ from infra.provider.resources.fields import Change, Failure, Field, Json, Kind, 
 
 FIELDS: Final = (
     Field("name", "string", "The credential's name.", required=True, min_items=1, replaces=True),
-    Field("username", "string", "User name at the registry.", required=True, min_items=1, replaces=True, secret=True, echoed=False),
+    Field("username", "string", "User name at the registry.", required=True, min_items=1, replaces=True, echoed=False),
     Field("password", "string", "Password or token at the registry.", required=True, min_items=1, replaces=True, secret=True, echoed=False),
 )
 
@@ -55,6 +55,7 @@ REGISTRY_CREDENTIAL: Final = Kind(
     computed=(),
     path="/v2/registries",
     calls="registry",
+    list_call="list_registries",
     check=check,
     diff=diff,
     create_body=create_body,
@@ -62,7 +63,7 @@ REGISTRY_CREDENTIAL: Final = Kind(
     from_live=from_live,
     outputs=outputs,
     preview_outputs=preview_outputs,
-    secret_inputs=("username", "password"),
+    secret_inputs=("password",),
     importable=False,
     why_not_importable=(
         "a registry credential cannot be imported: RunPod never returns its user name and password. "

@@ -145,6 +145,7 @@ TEMPLATE: Final = Kind(
     computed=COMPUTED,
     path="/v2/templates",
     calls="template",
+    list_call="list_templates",
     check=check,
     diff=diff,
     create_body=create_body,
