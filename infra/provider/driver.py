@@ -247,7 +247,15 @@ class Driver:
     # --- update --------------------------------------------------------------------------------------------------------------------
 
     async def update(
-        self, kind: Kind, urn: str, resource_id: str, old: Mapping[str, Any], new: Mapping[str, Any], *, timeout_s: float = 0.0
+        self,
+        kind: Kind,
+        urn: str,
+        resource_id: str,
+        old: Mapping[str, Any],
+        new: Mapping[str, Any],
+        *,
+        old_outputs: Mapping[str, Any] | None = None,
+        timeout_s: float = 0.0,
     ) -> Json:
         """Outputs. One PATCH with what changed; or, when nothing did or the rollout is strict, what live lacks."""
         self.in_state(urn, resource_id)
@@ -259,10 +267,8 @@ class Driver:
                 return kind.outputs(await self._patch(kind, resource_id, patch), new)
             live: Json = await getattr(self.client, f"get_{kind.calls}")(resource_id)
             base = kind.from_live(live, new)
-            for name in ("templateId", "templateHash"):  # what was sent last is in the state only
-                base.pop(name, None)
-                if old.get(name) is not None:
-                    base[name] = old[name]
+            base = {**base, **_sent_template(old if old_outputs is None else old_outputs)}
+            base = {k: v for k, v in base.items() if v is not None}
             patch = kind.patch_body(base, new, marker)
             if strict and endpoints.restarts_workers(base, new):
                 return await self._strict(urn, resource_id, live, base, new, patch, timeout_s)
@@ -295,6 +301,8 @@ class Driver:
                 live = await self._patch(ENDPOINT, endpoint_id, {"workers": {"min": 0, "max": 0}})
             await self._drained(urn, endpoint_id, _limit(new, timeout_s))
             live = await self._patch(ENDPOINT, endpoint_id, content)
+        except NotFound:
+            raise
         except (NightbatchError, asyncio.CancelledError) as error:
             try:
                 await asyncio.shield(self._patch(ENDPOINT, endpoint_id, {"workers": back}))
@@ -303,7 +311,7 @@ class Driver:
                 raise PartlyDone(
                     f"the strict rollout stopped ({error}), and workers.max is still 0 ({second}).",
                     id=endpoint_id,
-                    outputs=ENDPOINT.outputs(live, new),
+                    outputs=ENDPOINT.outputs(live, {**new, **_sent_template(base)}),
                 ) from error
             raise
         try:
@@ -419,6 +427,11 @@ def _same(kind: Kind, live: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     return all(
         equal(table[name], live_value(table[name], live.get(name), value), value) for name, value in body.items() if table[name].echoed
     )
+
+
+def _sent_template(values: Mapping[str, Any]) -> Json:
+    """Which template was sent last: RunPod keeps no note of it, the state's outputs do."""
+    return {name: values.get(name) for name in ("templateId", "templateHash")}
 
 
 def _workers(inputs: Mapping[str, Any]) -> dict[str, int]:

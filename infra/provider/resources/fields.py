@@ -49,7 +49,8 @@ NAMES: Final = {
 @dataclass(frozen=True)
 class Field:
     """One property. `sent`: it is a field of REST v2's bodies; `echoed`: RunPod's answers have it too; `container`: a template can bring it,
-    and a change is a new release; `ordered`: the order of a list means something; `replaces`: REST v2 cannot change it."""
+    and a change is a new release; `ordered`: the order of a list means something; `replaces`: REST v2 cannot change it; `named`: its
+    type's name in the schema, where that is not made of owner and field."""
 
     name: str
     type: FieldType
@@ -66,6 +67,7 @@ class Field:
     unique: bool = False
     ordered: bool = False
     fields: tuple[Field, ...] = ()
+    named: str = ""
     replaces: bool = False
     secret: bool = False
     sent: bool = True

@@ -52,8 +52,8 @@ GPU: Final = (
         ),
     ),
     Field("availability", "string", "Stock; with includeAvailability.", enum=LEVELS),
-    Field("dataCenters", "objects", "Stock by data center; with includeAvailability.", fields=STOCK),
-    Field("cudaVersions", "objects", "CUDA versions of its hosts; with includeAvailability.", fields=CUDA),
+    Field("dataCenters", "objects", "Stock by data center; with includeAvailability.", fields=STOCK, named="Stock"),
+    Field("cudaVersions", "objects", "CUDA versions of its hosts; with includeAvailability.", fields=CUDA, named="CudaVersion"),
 )
 CPU: Final = (
     Field("id", "string", "CPU flavor id.", required=True),
@@ -81,7 +81,7 @@ CPU: Final = (
         ),
     ),
     Field("availability", "string", "Stock; with includeAvailability.", enum=LEVELS),
-    Field("dataCenters", "objects", "Stock by data center; with includeAvailability.", fields=STOCK),
+    Field("dataCenters", "objects", "Stock by data center; with includeAvailability.", fields=STOCK, named="Stock"),
 )
 DATA_CENTER: Final = (
     Field("id", "string", "Data center id.", required=True),
@@ -90,8 +90,8 @@ DATA_CENTER: Final = (
     Field("globalNetwork", "boolean", "Whether pods of different data centers can have a private network.", required=True),
     Field("networkVolumeTypes", "strings", "Types of network volumes that it has; empty for none.", required=True),
     Field("compliance", "strings", "Certificates.", required=True),
-    Field("gpuAvailability", "objects", "Stock of GPUs; with includeAvailability.", fields=STOCK),
-    Field("cpuAvailability", "objects", "Stock of CPUs; with includeAvailability.", fields=STOCK),
+    Field("gpuAvailability", "objects", "Stock of GPUs; with includeAvailability.", fields=STOCK, named="Stock"),
+    Field("cpuAvailability", "objects", "Stock of CPUs; with includeAvailability.", fields=STOCK, named="Stock"),
 )
 AVAILABILITY: Final = Field("includeAvailability", "boolean", "Also ask for stock.")
 PRODUCT: Final = Field("product", "string", "Whose stock: SERVERLESS unless said otherwise.", enum=("POD", "CLUSTER", "SERVERLESS"))
@@ -122,7 +122,7 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
             "runpodv2:index:getGpus",
             "GPU types with their pool, memory and price; with stock where asked.",
             (AVAILABILITY, PRODUCT, Field("count", "integer", "Stock for so many GPUs a worker.", minimum=1)),
-            (Field("gpus", "objects", "The GPU types.", required=True, fields=GPU),),
+            (Field("gpus", "objects", "The GPU types.", required=True, fields=GPU, named="GpuType"),),
         ),
         Function(
             "runpodv2:index:getCpus",
@@ -132,13 +132,13 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
                 Field("product", "string", "Whose stock: SERVERLESS unless said otherwise.", enum=("POD", "SERVERLESS")),
                 Field("vcpuCount", "integer", "Stock for so many vCPUs a worker.", minimum=2),
             ),
-            (Field("cpus", "objects", "The CPU flavors.", required=True, fields=CPU),),
+            (Field("cpus", "objects", "The CPU flavors.", required=True, fields=CPU, named="CpuType"),),
         ),
         Function(
             "runpodv2:index:getDataCenters",
             "Data centers with the volume types that they have; with stock where asked.",
             (AVAILABILITY,),
-            (Field("dataCenters", "objects", "The data centers.", required=True, fields=DATA_CENTER),),
+            (Field("dataCenters", "objects", "The data centers.", required=True, fields=DATA_CENTER, named="DataCenter"),),
         ),
         Function(
             "runpodv2:index:getEndpoint",

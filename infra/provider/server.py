@@ -1,0 +1,386 @@
+"""infra/provider: the plugin: Pulumi's provider protocol over gRPC. The only module of it that imports pulumi.
+
+It implements the protocol's service itself, over the message classes of the pulumi package (pinned in locks/infra.lock), instead of
+`pulumi.provider.experimental.Provider`: that one drops the old inputs of a diff and an update, shows errors as tracebacks, and has no way
+to say that a resource exists although its create failed. Everything that decides stands in driver.py and resources/, without gRPC.
+
+Stdout belongs to the engine: one line, the port. A preview calls Check, Diff and Create or Update with `preview`: none of them connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf import empty_pb2
+from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
+
+from contract.errors import NightbatchError, UsageError
+from infra.provider import codec
+from infra.provider.driver import Driver, PartlyDone, Patience, Severity
+from infra.provider.resources import KINDS, VERSION
+from infra.provider.resources.fields import UNKNOWN, Change, Failure, Kind, tops, with_chosen
+from infra.provider.resources.functions import FUNCTIONS
+from infra.provider.schema import CONFIG, schema_json
+
+MAX_MESSAGE: Final = 400 << 20
+"""Bytes, as Pulumi's own plugins have it."""
+PARENT_S: Final = 1.0
+"""How often the plugin looks whether the engine still lives: a killed engine kills nobody."""
+DEADLINE_S: Final = 180.0
+"""For one REST call with its repetitions: above the longest Retry-After that was seen (60 s)."""
+SENSITIVE: Final = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_|$)", re.IGNORECASE)
+REFERENCE: Final = re.compile(r"\s*\{\{\s*RUNPOD_SECRET_\w+\s*\}\}\s*")
+"""RunPod fills in its own secret: the text is no secret."""
+HIDDEN: Final = "[secret]"
+ClientFactory = Callable[[Mapping[str, Any]], Any]
+
+
+def make_client(config: Mapping[str, Any]) -> Any:
+    """The REST client of a configured provider; the key is read now, not before: a preview needs none."""
+    from infra.provider.client import API_KEY_ENV, RestClient, clean_base_url
+
+    variable = config.get("apiKeyEnv") or API_KEY_ENV
+    key = config.get("apiKey") or os.environ.get(variable) or ""
+    if not key:
+        raise UsageError("an API key is needed.", where="runpodv2 provider", fix=f"Set {variable}, or apiKey of the provider.")
+    return RestClient(clean_base_url(config.get("baseUrl")), key, deadline_s=DEADLINE_S)
+
+
+class Servicer(provider_pb2_grpc.ResourceProviderServicer):  # type: ignore[misc]
+    """One configured provider: one account."""
+
+    def __init__(self, engine_address: str = "", *, client: ClientFactory = make_client, patience: Patience | None = None) -> None:
+        self._engine_address = engine_address
+        self._engine: Any = None
+        self._config: dict[str, Any] = {}
+        self._driver = Driver(lambda: client(self._config), log=self.log, patience=patience)
+
+    async def close(self) -> None:
+        """Connections, to RunPod and to the engine."""
+        await self._driver.close()
+        if self._engine is not None:
+            await self._engine[0].close()
+
+    async def log(self, severity: Severity, message: str, urn: str) -> None:
+        """A line beside the resource in the CLI. That it cannot be shown stops nothing."""
+        if not self._engine_address:
+            return
+        if self._engine is None:
+            channel = grpc.aio.insecure_channel(self._engine_address)
+            self._engine = (channel, engine_pb2_grpc.EngineStub(channel))
+        level = {"info": engine_pb2.INFO, "warning": engine_pb2.WARNING}[severity]
+        try:
+            await self._engine[1].Log(engine_pb2.LogRequest(severity=level, message=message, urn=urn), timeout=5.0)
+        except grpc.RpcError as error:
+            print(f"runpodv2: {message} (the engine did not take it: {error.code()})", file=sys.stderr)
+
+    # --- the plugin ----------------------------------------------------------------------------------------------------------------
+
+    async def Handshake(self, request: Any, context: Any) -> Any:
+        self._engine_address = request.engine_address or self._engine_address
+        return provider_pb2.ProviderHandshakeResponse(accept_secrets=True, accept_resources=True, accept_outputs=False)
+
+    async def Attach(self, request: Any, context: Any) -> Any:
+        self._engine_address = request.address
+        return empty_pb2.Empty()
+
+    async def GetPluginInfo(self, request: Any, context: Any) -> Any:
+        return plugin_pb2.PluginInfo(version=VERSION)
+
+    async def GetSchema(self, request: Any, context: Any) -> Any:
+        return provider_pb2.GetSchemaResponse(schema=schema_json())
+
+    async def GetMapping(self, request: Any, context: Any) -> Any:
+        return provider_pb2.GetMappingResponse()
+
+    async def Cancel(self, request: Any, context: Any) -> Any:
+        self._driver.cancel()
+        return empty_pb2.Empty()
+
+    # --- configuration -------------------------------------------------------------------------------------------------------------
+
+    async def CheckConfig(self, request: Any, context: Any) -> Any:
+        values, secrets = codec.decode(request.news)
+        failures = check_config(values)
+        return _checked(values, secrets | {("apiKey",)} if "apiKey" in values else secrets, failures)
+
+    async def DiffConfig(self, request: Any, context: Any) -> Any:
+        """Another key or URL replaces nothing: the endpoints stay where they are."""
+        old, _ = codec.decode(request.old_inputs if request.HasField("old_inputs") else request.olds)
+        new, _ = codec.decode(request.news)
+        changed = [f.name for f in CONFIG if old.get(f.name) != new.get(f.name)]
+        return _diffed({name: Change("update") for name in changed})
+
+    async def Configure(self, request: Any, context: Any) -> Any:
+        values, _ = codec.decode(request.args)
+        for name, text in request.variables.items():
+            values.setdefault(name.rsplit(":", 1)[-1], text)
+        self._config = {f.name: values[f.name] for f in CONFIG if isinstance(values.get(f.name), str) and values[f.name]}
+        return provider_pb2.ConfigureResponse(acceptSecrets=True, supportsPreview=True, acceptResources=True, acceptOutputs=False)
+
+    # --- resources -----------------------------------------------------------------------------------------------------------------
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        kind = await _kind(request, context)
+        values, secrets = codec.decode(request.news)
+        if request.olds.fields:
+            self._driver.in_state(request.urn)
+        clean, failures = kind.check(values)
+        return _checked(clean, secret_paths(kind, clean, secrets), [_shown(kind, f) for f in failures])
+
+    async def Diff(self, request: Any, context: Any) -> Any:
+        kind = await _kind(request, context)
+        self._driver.in_state(request.urn, request.id)
+        outputs, _ = codec.decode(request.olds)
+        old, old_secrets = codec.decode(request.old_inputs) if request.HasField("old_inputs") else (outputs, codec.NONE)
+        new, new_secrets = codec.decode(request.news)
+        changes = dict(kind.diff(with_chosen(kind.inputs, old, outputs), new))
+        for path in new_secrets - old_secrets:  # now a secret: the state must not go on holding it in clear
+            if not codec.covers(old_secrets, path) and _get(old, path) is not None:
+                changes.setdefault(_text(path), Change("update"))
+        return _diffed(changes)
+
+    async def Create(self, request: Any, context: Any) -> Any:
+        kind = await _kind(request, context)
+        inputs, secrets = codec.decode(request.properties)
+        if request.preview:
+            outputs = kind.preview_outputs(inputs, None, None)
+            return provider_pb2.CreateResponse(id="", properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, inputs)))
+        async with self._told(context, kind, inputs, secrets):
+            resource_id, outputs = await _in_time(self._driver.create(kind, request.urn, inputs), request.timeout)
+            properties = codec.encode(outputs, secret_paths(kind, outputs, secrets, inputs))
+            return provider_pb2.CreateResponse(id=resource_id, properties=properties)
+
+    async def Read(self, request: Any, context: Any) -> Any:
+        kind = await _kind(request, context)
+        old, secrets = codec.decode(request.inputs)
+        state, state_secrets = codec.decode(request.properties)
+        importing = not old and not state
+        async with self._told(context, kind, old, secrets | state_secrets):
+            resource_id, outputs, inputs = await self._driver.read(kind, request.urn, request.id, None if importing else (old or state))
+            secrets = secrets | state_secrets
+            if not resource_id:
+                return provider_pb2.ReadResponse(id="")
+            self._driver.in_state(request.urn, resource_id)
+            return provider_pb2.ReadResponse(
+                id=resource_id,
+                properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, old)),
+                inputs=codec.encode(inputs, secret_paths(kind, inputs, secrets, old)),
+            )
+
+    async def Update(self, request: Any, context: Any) -> Any:
+        kind = await _kind(request, context)
+        state, _ = codec.decode(request.olds)
+        old, old_secrets = codec.decode(request.old_inputs) if request.HasField("old_inputs") else (state, codec.NONE)
+        new, secrets = codec.decode(request.news)
+        if request.preview:
+            outputs = kind.preview_outputs(new, old, state)
+            return provider_pb2.UpdateResponse(properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, new)))
+        async with self._told(context, kind, new, secrets | old_secrets):
+            outputs = await _in_time(
+                self._driver.update(kind, request.urn, request.id, old, new, old_outputs=state, timeout_s=request.timeout),
+                request.timeout,
+            )
+            return provider_pb2.UpdateResponse(properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, new)))
+
+    async def Delete(self, request: Any, context: Any) -> Any:
+        kind = await _kind(request, context)
+        state, secrets = codec.decode(request.properties)
+        old = codec.decode(request.old_inputs)[0] if request.HasField("old_inputs") else state
+        async with self._told(context, kind, state, secrets):
+            deleting = self._driver.delete(kind, request.urn, request.id, old, timeout_s=request.timeout)
+            await _in_time(deleting, request.timeout)
+        return empty_pb2.Empty()
+
+    async def Invoke(self, request: Any, context: Any) -> Any:
+        args, _ = codec.decode(request.args)
+        function = FUNCTIONS.get(request.tok)
+        if function is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.tok} is no function of runpodv2.")
+            raise AssertionError("abort returns never")
+        clean, failures = function.check(args)
+        if failures:
+            return provider_pb2.InvokeResponse(failures=[_failure(f) for f in failures])
+        try:
+            result = await self._driver.invoke(request.tok, clean)
+        except NightbatchError as error:
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        secrets = {("env",)} if "env" in result else set()
+        return provider_pb2.InvokeResponse(**{"return": codec.encode(result, secrets)})
+
+    @asynccontextmanager
+    async def _told(self, context: Any, kind: Kind, values: Mapping[str, Any], secrets: codec.Paths) -> AsyncIterator[None]:
+        """Errors of the driver as the engine wants them, without a secret in them and without a traceback."""
+        hidden = codec.secret_texts(values, secret_paths(kind, values, secrets))
+
+        def clean(text: str) -> str:
+            for secret in sorted(hidden, key=len, reverse=True):
+                if len(secret) >= 4:
+                    text = text.replace(secret, HIDDEN)
+            return text
+
+        try:
+            yield
+        except PartlyDone as error:
+            message = clean(str(error))
+            failed = provider_pb2.ErrorResourceInitFailed(
+                id=error.id,
+                properties=codec.encode(error.outputs, secret_paths(kind, error.outputs, secrets, values)),
+                reasons=[message],
+            )
+            status = status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=message)
+            status.details.add().Pack(failed)
+            metadata = (("grpc-status-details-bin", status.SerializeToString()),)
+            await context.abort(grpc.StatusCode.UNKNOWN, message, trailing_metadata=metadata)
+        except NightbatchError as error:
+            await context.abort(grpc.StatusCode.UNKNOWN, clean(str(error)))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "it took longer than the resource's customTimeouts allow.")
+
+
+# --- pure parts ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_config(values: Mapping[str, Any]) -> list[Failure]:
+    """What is wrong with the provider's own configuration. The engine adds members of its own (version, ...): they are let through."""
+    failures = []
+    for f in CONFIG:
+        value = values.get(f.name)
+        if value is None or value is UNKNOWN:
+            continue
+        if not isinstance(value, str) or not value:
+            failures.append(Failure("", f"{f.name} must be a string that is not empty"))
+        elif f.name == "baseUrl":
+            from infra.provider.client import clean_base_url
+
+            try:
+                clean_base_url(value)
+            except UsageError:
+                failures.append(Failure("baseUrl", "baseUrl must be a URL like https://api.runpod.io"))
+    if values.get("apiKey") is not None and values.get("apiKeyEnv") is not None:
+        failures.append(Failure("apiKeyEnv", "apiKey and apiKeyEnv exclude each other"))
+    return failures
+
+
+def secret_paths(
+    kind: Kind, values: Mapping[str, Any], secrets: codec.Paths, declared: Mapping[str, Any] | None = None
+) -> codec.Paths:
+    """Where secrets stand in `values`: where they stood in what came in; what the table says; env by name, and, where `declared` inputs are
+    given, every variable that they do not have: it came from a template or a console, and nobody said that it is none."""
+    paths = {path for path in secrets if _get(values, path) is not None}
+    paths |= {(name,) for name in kind.secret_inputs if values.get(name) is not None}
+    env = values.get("env")
+    if isinstance(env, Mapping):
+        ours = (declared or {}).get("env") or {}
+        for name, value in env.items():
+            foreign = declared is not None and name not in ours
+            if foreign or (SENSITIVE.search(name) and not (isinstance(value, str) and REFERENCE.fullmatch(value))):
+                paths.add(("env", name))
+    if "contentHash" in values and any(path[0] == "env" for path in paths):
+        paths.add(("contentHash",))
+    return frozenset(paths)
+
+
+def _get(values: Any, path: codec.Path) -> Any:
+    for step in path:
+        if isinstance(values, Mapping):
+            values = values.get(step)
+        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
+            values = values[step]
+        else:
+            return None
+    return values
+
+
+def _text(path: codec.Path) -> str:
+    """A path as Pulumi writes it."""
+    from infra.provider.resources.fields import join
+
+    text = ""
+    for step in path:
+        text = f"{text}[{step}]" if isinstance(step, int) else join(text, step)
+    return text
+
+
+def _shown(kind: Kind, failure: Failure) -> Failure:
+    """The engine prints the value of a top-level property beside the reason: not of one that may hold a secret."""
+    return Failure("", failure.reason) if failure.property in (*kind.secret_inputs, "env") else failure
+
+
+def _failure(failure: Failure) -> Any:
+    return provider_pb2.CheckFailure(property=failure.property, reason=failure.reason)
+
+
+def _checked(values: Mapping[str, Any], secrets: codec.Paths, failures: list[Failure]) -> Any:
+    return provider_pb2.CheckResponse(inputs=codec.encode(values, secrets), failures=[_failure(f) for f in failures])
+
+
+def _diffed(changes: Mapping[str, Change]) -> Any:
+    detailed = {}
+    for path, change in changes.items():
+        kind = f"{change.kind.upper()}{'_REPLACE' if change.replace else ''}"
+        detailed[path] = provider_pb2.PropertyDiff(kind=provider_pb2.PropertyDiff.Kind.Value(kind), inputDiff=True)
+    return provider_pb2.DiffResponse(
+        changes=provider_pb2.DiffResponse.DIFF_SOME if changes else provider_pb2.DiffResponse.DIFF_NONE,
+        diffs=sorted(tops(changes)),
+        replaces=sorted(tops({path: change for path, change in changes.items() if change.replace})),
+        detailedDiff=detailed,
+        hasDetailedDiff=True,
+    )
+
+
+async def _kind(request: Any, context: Any) -> Kind:
+    """The resource's table. The type of a resource inside of a component carries its parents' types before it."""
+    token = (request.type or request.urn.split("::")[2]).rsplit("$", 1)[-1]
+    if token not in KINDS:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{token} is no resource of runpodv2; there are {', '.join(KINDS)}.")
+    return KINDS[token]
+
+
+async def _in_time(work: Awaitable[Any], seconds: float) -> Any:
+    """`work` within customTimeouts, where they are set."""
+    return await asyncio.wait_for(work, seconds if seconds > 0 else None)
+
+
+# --- the process ---------------------------------------------------------------------------------------------------------------------
+
+
+async def serve(engine_address: str, *, parent: int | None = None) -> None:
+    """Serve on a free port, say it on stdout, and end with the engine."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE)])
+    servicer = Servicer(engine_address)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        while not stop.is_set() and (parent is None or os.getppid() == parent):
+            try:
+                await asyncio.wait_for(stop.wait(), PARENT_S)
+            except TimeoutError:
+                continue
+    finally:
+        await server.stop(0.5)
+        await servicer.close()
+
+
+def main(args: list[str] | None = None) -> None:
+    """`pulumi-resource-runpodv2 [flags] ENGINE_ADDRESS`, as the engine starts it."""
+    args = sys.argv[1:] if args is None else args
+    address = next((arg for arg in args if not arg.startswith("-")), "")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's: it says Cancel, and waits for what is under way
+    asyncio.run(serve(address, parent=os.getppid()))
+
+
