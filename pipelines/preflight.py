@@ -28,10 +28,13 @@ from contract.rows import row_digest
 from pipelines.dataset.reader import Reader, Row
 from pipelines.dataset.records import FATAL
 from pipelines.dataset.rows import RowProblem
+from pipelines.dataset.shapes import Shape, Shapes
 from pipelines.pack import TokenSample
 
 SHOWN: Final = 1000
 """Bad rows that an error carries; all of them are in its file."""
+COLUMNS: Final = 1000
+"""Columns that a table of results has at most."""
 _DIGEST: Final = 32
 _FLUSH: Final = 4096
 
@@ -115,28 +118,29 @@ class ColumnKinds:
 
     _BITS: Final[dict[type, int]] = {type(None): 0, bool: 1, float: 8, str: 16}
     _OTHER: Final = 32
-    _MOST: Final = 1000
     _KINDS: Final[dict[int, Literal["bool", "int", "float", "str"]]] = {
         1: "bool", 2: "int", 4: "int", 6: "int", 8: "float", 10: "float", 16: "str"
     }  # fmt: skip
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
-        self._shapes: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._shapes = Shapes()
+        self._known: set[Shape] = set()
 
-    def add(self, record: dict[str, Any]) -> None:
-        # Nearly all records have the shape of one before: then only whole numbers need a look, at their size.
-        shape = (*record, *map(type, record.values()))
-        numbers = self._shapes.get(shape)
-        if numbers is None:
-            if len(self._shapes) < self._MOST:
-                self._shapes[shape] = tuple(name for name, value in record.items() if type(value) is int)
-            self._look(record)
+    def add(self, record: dict[str, Any], shape: Shape | None = None) -> None:
+        """`shape`: the record's, where its reader knows it; one of the same reader for all records."""
+        if shape is None:
+            shape = self._shapes.of(record)
+        # Of records with a shape that was seen, only whole numbers need a look, at their size.
+        if shape in self._known:
+            for name in shape.numbers:
+                if not -(1 << 53) <= record[name] <= 1 << 53:
+                    self._look(record)
+                    return
             return
-        for name in numbers:
-            if not -(1 << 53) <= record[name] <= 1 << 53:
-                self._look(record)
-                return
+        if shape.kept:
+            self._known.add(shape)
+        self._look(record)
 
     def _look(self, record: dict[str, Any]) -> None:
         seen = self._seen
@@ -156,7 +160,7 @@ class ColumnKinds:
 
     def columns(self) -> dict[str, Literal["bool", "int", "float", "str", "json"]] | None:
         """Column -> kind, in order of first appearance; `json`: its values are kept as JSON text. None: too many for a table."""
-        if len(self._seen) > self._MOST:
+        if len(self._seen) > COLUMNS:
             return None
         return {name: "str" if bits == 0 else self._KINDS.get(bits, "json") for name, bits in self._seen.items()}
 
@@ -264,7 +268,7 @@ def _fill(found: Scan, reader: Reader, rows: Iterator[Row], limit: int | None, w
     index = sampled = 0
     file = -1
     flushed = _FLUSH
-    for place, _, offset, custom_id, line, most, record, read in rows:
+    for place, _, offset, custom_id, line, most, record, read, shape in rows:
         if watched:
             hashes(hash(custom_id))
         if index >= end:
@@ -288,7 +292,7 @@ def _fill(found: Scan, reader: Reader, rows: Iterator[Row], limit: int | None, w
             sample.add(line)
             sampled += sample.stride
         if kinds is not None:
-            kinds.add(record)
+            kinds.add(record, shape)
             data = read or encode(record)
             table = crc32(data, table)
             size += len(data)

@@ -26,16 +26,19 @@ from pipelines.dataset.rows import (
     parse_record,
     resolve_options,
 )
+from pipelines.dataset.shapes import Shape, Shapes
 from pipelines.dataset.streams import DamagedFile, Source, TooLong, line_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = tuple[int, int, int, str, bytes, int, Any, bytes]
-"""(file's number, line, byte offset of the line in its file, custom_id, the row's line, most output tokens, its record, what was read).
+Row = tuple[int, int, int, str, bytes, int, Any, bytes, Shape | None]
+"""(file's number, line, byte offset of the line in its file, custom_id, the row's line, most output tokens, its record, what was read, the
+record's shape).
 
 A plain tuple, because there are millions. The offset is -1 where the row's line is not the file's line byte for byte. The record is None
-for batch lines, a dict for JSONL and CSV, a `Slot` for Parquet; what was read is JSONL's line, and nothing for CSV and Parquet.
+for batch lines, a dict for JSONL and CSV, a `Slot` for Parquet; what was read is JSONL's line, and nothing for CSV and Parquet; the shape
+is that of JSONL's records.
 """
 OnBad = Callable[[int, int, RowProblem], None]
 """Called with file's number, line and problem of each row that is left out."""
@@ -122,7 +125,7 @@ class Reader:
                                 except RowProblem as problem:
                                     on_bad(place, number, problem)
                                 else:
-                                    yield place, number, offset if len(line) == len(raw) else -1, custom_id, made, most, None, line
+                                    yield place, number, offset if len(line) == len(raw) else -1, custom_id, made, most, None, line, None
                             elif raw:
                                 self.padded = True
                             offset += len(raw) + 1
@@ -132,6 +135,7 @@ class Reader:
 
     def _json_records(self, make: RecordRows, on_bad: OnBad, watch: frozenset[int]) -> Iterator[Row]:
         twice = _Twice(self, watch)
+        shapes = Shapes()
         index = 0
         for place, file in enumerate(self.files):
             number = 0
@@ -147,7 +151,7 @@ class Reader:
                         if not line:
                             continue
                         try:
-                            record = parse_record(line)
+                            record, shape = parse_record(line, shapes)
                             custom_id, made, most = make(record, index)
                         except RowProblem as problem:
                             on_bad(place, number, problem)
@@ -156,7 +160,7 @@ class Reader:
                             on_bad(place, number, again)
                             continue
                         index += 1
-                        yield place, number, 0, custom_id, made, most, record, line
+                        yield place, number, 0, custom_id, made, most, record, line, shape
             except DamagedFile as error:
                 on_bad(place, number, RowProblem("damaged", error.what.rstrip(".")))
 
@@ -183,7 +187,7 @@ class Reader:
                         on_bad(place, number, again)
                         continue
                     index += 1
-                    yield place, number, 0, custom_id, made, most, record, b""
+                    yield place, number, 0, custom_id, made, most, record, b"", None
             except DamagedFile as error:
                 on_bad(place, number, RowProblem("damaged", error.what.rstrip(".")))
 
@@ -212,7 +216,7 @@ class Reader:
                             on_bad(place, first + at, again)
                             continue
                         index += 1
-                        yield place, first + at, 0, custom_id, made, most, Slot(batch, at), b""
+                        yield place, first + at, 0, custom_id, made, most, Slot(batch, at), b"", None
 
 
 class _Twice:
@@ -289,7 +293,7 @@ def _first_record(files: Sequence[DataFile], source: Source) -> tuple[dict[str, 
             for line in itertools.islice(lines, _PEEK):
                 if isinstance(line, bytes) and line.strip(JSON_SPACE):
                     try:
-                        return parse_record(line.strip(JSON_SPACE)), file.name
+                        return parse_record(line.strip(JSON_SPACE), Shapes())[0], file.name
                     except RowProblem:
                         continue
         except DamagedFile:

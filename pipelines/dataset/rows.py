@@ -26,6 +26,7 @@ import msgspec
 from contract.errors import DatasetError, UsageError
 from contract.models import RowOptions, TaskKind
 from contract.rows import MAX_ROW_BYTES, URLS, ChatUrl, CompletionUrl, EmbeddingUrl
+from pipelines.dataset.shapes import Shape, Shapes
 
 MAX_DEPTH: Final = 100
 """Levels of a row's JSON. Deeper ones would meet the recursion limit of whoever reads them next."""
@@ -146,22 +147,21 @@ def check_twice(line: bytes, keys: int) -> None:
         return  # msgspec read it: the one who is stricter has judged already
 
 
-def parse_record(line: bytes) -> dict[str, Any]:
-    """A line of JSON that must be an object. Raises RowProblem."""
+def parse_record(line: bytes, shapes: Shapes) -> tuple[dict[str, Any], Shape]:
+    """A line of JSON that must be an object, and its shape. Raises RowProblem."""
     try:
         value = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise diagnose(line, error) from None
     if type(value) is not dict:
         raise RowProblem("not_object", f"{_kind(value)}, not a JSON object")
+    shape = shapes.of(value)
     keys = len(value)
-    for item in value.values():
-        kind = type(item)
-        if kind is dict or kind is list:
-            keys += count_keys(item, 2)
+    for name in shape.nested:
+        keys += count_keys(value[name], 2)
     if line.count(b'":') != keys:
         check_twice(line, keys)
-    return value
+    return value, shape
 
 
 def _kind(value: Any) -> str:
@@ -418,7 +418,7 @@ class RecordRows:
         self._messages = options.messages_column
         self._id = options.id_column
         url = EmbeddingUrl if task == "embed" else ChatUrl
-        self._rest = b',"method":"POST","url":"%b","body":' % url.encode()
+        self._line = b'{"custom_id":%%b,"method":"POST","url":"%b","body":%%b}' % url.encode()
         self._before, self._after = (b'{"input":', b"}") if task == "embed" else (b'{"messages":[{"role":"user","content":', b"}]}")
 
     @property
@@ -442,7 +442,7 @@ class RecordRows:
                 body = self._body(record)
             if custom_id is None:
                 custom_id = f"row-{index}-{zlib.crc32(body):08x}"
-            line = b'{"custom_id":' + _encode(custom_id) + self._rest + body + b"}"
+            line = self._line % (_encode(custom_id), body)
         except RowProblem as problem:
             problem.custom_id = custom_id
             raise
