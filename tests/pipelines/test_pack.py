@@ -80,8 +80,8 @@ def test_shards_of_equal_rows_are_of_equal_size() -> None:
     ("kind", "rows", "least", "most"),
     [
         ("embed", 2400, 5, 5),
-        ("generate", 200, 2, 2),
-        ("generate", 1200, 9, 9),
+        ("generate", 200, 1, 1),
+        ("generate", 1200, 5, 5),
         ("generate", 10, 1, 1),
         ("embed", 100, 1, 1),
         ("generate", 50_000, 64, 300),
