@@ -7,7 +7,6 @@ one after the other, so that memory is bounded by the largest shard, whatever th
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
@@ -50,6 +49,7 @@ from pipelines.outputs import (
 )
 from pipelines.parts import LeafRows, Leaves, OneThread, coverage, read_skipped, row_error
 from pipelines.preflight import SkippedLine
+from pipelines.scratch import scratch_folder
 from pipelines.seal import freeze, seal_of, seal_problems
 
 Progress = Callable[[int, int], None]
@@ -118,7 +118,7 @@ async def collect(
         sealed = await freeze(store, keys, plan)
         seal, digest, missing = sealed.seal, sealed.digest, ()
     async with AsyncExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nightbatch-")))
+        scratch = stack.enter_context(scratch_folder())
         place = _place(names, store, open_store, scratch)
         skipped = await read_skipped(store, plan, scratch)
         thread = OneThread()

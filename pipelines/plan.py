@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import os
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +58,7 @@ from pipelines.outputs import is_s3, output_names
 from pipelines.pack import RULES, TOKENS_OUT, pack, row_tokens
 from pipelines.preflight import Scan, preflight
 from pipelines.prices import Throughput, Work, choose_pace, estimate, output_tokens, reference, worker_seconds
+from pipelines.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -579,10 +579,10 @@ async def _send(
     if copied or columns:
         thread.step("upload", len(plan.shards))
         queue: asyncio.Queue[_Sending | None] = asyncio.Queue(maxsize=2)
-        with tempfile.TemporaryDirectory(prefix="nightbatch-plan-") as folder:
+        with scratch_folder() as folder:
 
             async def produce() -> None:
-                await thread.run(lambda: _replay(reader, scan, watch, plan, Path(folder), columns, thread, queue))
+                await thread.run(lambda: _replay(reader, scan, watch, plan, folder, columns, thread, queue))
                 for _ in range(UPLOADS):
                     await queue.put(None)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -35,6 +34,7 @@ from pipelines.outputs import s3_key
 from pipelines.parts import EmbedRows, LeafRows, Leaves, OneThread, ahead, coverage, digests, read_skipped
 from pipelines.plan import plan_id_of
 from pipelines.preflight import SkippedLine
+from pipelines.scratch import scratch_folder
 from pipelines.seal import Sealed, read_seal, seal_of, seal_problems
 
 READ_AT_ONCE: Final = 16
@@ -108,8 +108,7 @@ async def verify(
     commits = await _read_commits(store, keys, notes)
     sealed, nodes = await _what_is_judged(store, keys, plan, commits, notes)
     _check_commits(plan, store, keys, commits, nodes, sealed, notes)
-    with tempfile.TemporaryDirectory(prefix="nightbatch-") as name:
-        scratch = Path(name)
+    with scratch_folder() as scratch:
         output = None if out is None else await OutputCheck.open(store, plan, out, sealed, nodes, scratch, open_store, notes)
         skipped = await _skipped(store, plan, scratch, notes)
         judge = _Judge(plan, notes, output)
