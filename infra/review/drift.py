@@ -1,0 +1,145 @@
+"""infra/review: what is live on RunPod and not as the program declares it. Reads, changes nothing; `pulumi up` is the mend.
+
+One engine run: `pulumi preview --refresh --run-program --expect-no-changes --json`, which looks at every resource of the stack, runs the
+program, and compares. Exit code 7 of the engine says that they differ. `differences` is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from infra.review.changes import ABSENT, Change, Json, changes, hidden
+from infra.review.engine import CHANGED, EngineError, Project
+from infra.review.preview import consequence_of_up, idle_cut, shown, text_of
+
+CHANGED_THERE: Final = "changed on RunPod since the last `up`"
+DELETED_THERE: Final = "deleted on RunPod"
+NOT_DEPLOYED: Final = "declared, not deployed yet"
+NO_LONGER: Final = "still there, no longer declared"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One property (or, with an empty `property`, a whole resource) that is not as declared. `declared` and `live` are None where there is
+    nothing; `cause` is how it came about; `mend` what the next `up` does."""
+
+    kind: str
+    name: str
+    id: str | None
+    property: str
+    declared: Any
+    live: Any
+    cause: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What was found on one stack. `looked_at`: how many resources were compared."""
+
+    stack: str
+    differences: tuple[Difference, ...]
+    looked_at: int
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.differences else 0
+
+
+def differences(digest: Json) -> tuple[Difference, ...]:
+    """Every difference in a refreshed preview, in the order of the resources' names."""
+    return tuple(difference for change in changes(digest) for difference in _of(change))
+
+
+def _of(change: Change) -> list[Difference]:
+    def whole(declared: Any, live: Any, cause: str, mend: str) -> Difference:
+        return Difference(change.kind, change.name, change.id, "", declared, live, cause, mend)
+
+    if change.op == "recreate":
+        return [whole("there", None, DELETED_THERE, "`up` makes it anew, with a new id")]
+    if change.op in ("create", "import"):
+        return [whole("there", None, NOT_DEPLOYED, "`up` makes it" if change.op == "create" else "`up` adopts it")]
+    if change.op in ("delete", "forget"):
+        return [whole(None, "there", NO_LONGER, "`up` deletes it" if change.op == "delete" else "`up` leaves it in place")]
+    found = []
+    for p in change.properties:
+        cause = idle_cut(change, p) or (CHANGED_THERE if p.drifted else NOT_DEPLOYED)
+        found.append(
+            Difference(
+                change.kind, change.name, change.id, p.path, _shown(p.path, p.new), _shown(p.path, p.old), cause, consequence_of_up(change)
+            )
+        )
+    if not found and change.op in ("update", "replace"):
+        found.append(whole("there", "there", CHANGED_THERE, consequence_of_up(change)))
+    return found
+
+
+def _shown(path: str, value: Any) -> Any:
+    value = shown(path, value)
+    return None if value is ABSENT else value
+
+
+def look(project: Project, stack: str, secrets: Collection[str] = ()) -> Drift:
+    """Compare one stack. Raises EngineError when it could not be compared."""
+    preview = project.preview(stack, "--show-sames", "--expect-no-changes", refresh=True)
+    if preview.failed or preview.digest is None:
+        raise EngineError(
+            hidden("; ".join(preview.errors), secrets),
+            where=f"stack {stack}",
+            fix="Drift was not looked at.",
+            done=preview.done,
+        )
+    found = differences(preview.digest)
+    if preview.done.returncode == CHANGED and not found:
+        counts = ", ".join(f"{count} {op}" for op, count in sorted(preview.changes.items()))
+        found = (Difference("stack", stack, None, "", "there", "there", f"Pulumi counts changes: {counts}", "`up` makes them"),)
+    return Drift(stack, found, len(changes(preview.digest)))
+
+
+def lines(drift: Drift, up: str = "pulumi up") -> list[str]:
+    """The differences for a person."""
+    if not drift.differences:
+        return [f"no drift on {drift.stack}: {drift.looked_at} resources are as declared"]
+    count = len(drift.differences)
+    told = [f"drift on {drift.stack}: {count} {'difference' if count == 1 else 'differences'}"]
+    last: tuple[str, str] | None = None
+    for one in drift.differences:
+        if (one.kind, one.name) != last:
+            last = (one.kind, one.name)
+            told.append(f"  {one.kind} {one.name}" + (f" ({one.id})" if one.id else ""))
+        if one.property:
+            told.append(f"    {one.property}: declared {_text(one.declared)}, live {_text(one.live)}: {one.cause}")
+        else:
+            told.append(f"    {one.cause}")
+    mends = sorted({one.mend for one in drift.differences})
+    told.append(f"mend: {up} --stack {drift.stack} ({'; '.join(mends)})")
+    return told
+
+
+def _text(value: Any) -> str:
+    return "nothing" if value is None else text_of(value)
+
+
+def record(drift: Drift) -> dict[str, Any]:
+    """The drift as one JSON object."""
+    return {
+        "stack": drift.stack,
+        "state": "drifted" if drift.differences else "clean",
+        "looked_at": drift.looked_at,
+        "differences": [
+            {
+                "kind": one.kind,
+                "name": one.name,
+                "id": one.id,
+                "property": one.property or None,
+                "declared": one.declared,
+                "live": one.live,
+                "cause": one.cause,
+                "mend": one.mend,
+            }
+            for one in drift.differences
+        ],
+        "exit_code": drift.exit_code,
+    }

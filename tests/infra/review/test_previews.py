@@ -1,0 +1,80 @@
+"""Running the previews: two at once and no more, in order, and none left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.review.engine import Project
+from infra.review.previews import Asked, billed_nights, commit_of, preview_all
+
+GATED = """#!/bin/bash
+while [ $# -gt 0 ]; do if [ "$1" = --stack ]; then stack=$2; fi; shift; done
+echo "start $stack" >> "{folder}/log"
+read -r _ < "{folder}/gate"
+echo "end $stack" >> "{folder}/log"
+echo '{{"steps": [], "config": {{"stack": "'"$stack"'"}}}}'
+"""
+
+
+class Engine:
+    """A `pulumi` that waits for the gate before it answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.log.touch()
+        os.mkfifo(folder / "gate")
+        (folder / "pulumi").write_text(GATED.format(folder=folder))
+        (folder / "pulumi").chmod(0o755)
+        self.project = Project(folder, {"PATH": f"{folder}:/usr/bin:/bin"})
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def until(self, count: int, word: str) -> None:
+        """Until so many lines of the log begin with the word."""
+        end = time.monotonic() + 30
+        while sum(line.startswith(word) for line in self.lines()) < count:
+            assert time.monotonic() < end, self.lines()
+            time.sleep(0.01)
+
+    def release(self) -> None:
+        """Let one of those that wait go on."""
+        with (self.folder / "gate").open("w") as gate:
+            gate.write("go\n")
+
+
+def test_previews_run_two_at_once_and_come_back_in_order(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    stacks = ("a", "b", "c", "d", "e")
+    found: list[str] = []
+    runner = threading.Thread(
+        target=lambda: found.extend((p.digest or {})["config"]["stack"] for p in preview_all(engine.project, Asked(stacks)))
+    )
+    runner.start()
+    for done in range(len(stacks)):
+        engine.until(min(done + 2, len(stacks)), "start")
+        engine.release()
+        engine.until(done + 1, "end")
+    runner.join(30)
+    assert tuple(found) == stacks
+    running = most = 0
+    for line in engine.lines():
+        running += 1 if line.startswith("start") else -1
+        most = max(most, running)
+    assert most == 2
+
+
+async def test_a_key_that_may_not_see_the_bill_leaves_nights_assumed(unused_tcp_port: int) -> None:
+    """Nobody listens there: the report goes on without the bill."""
+    assert await billed_nights(f"http://127.0.0.1:{unused_tcp_port}", "rpa_key") == {}
+
+
+def test_a_folder_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit_of(tmp_path) is None
