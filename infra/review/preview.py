@@ -350,12 +350,12 @@ def block(text: str) -> str:
 
 
 def usd(value: float) -> str:
-    """Dollars, to the cent."""
-    return f"${value:,.2f}"
+    """Dollars, to the cent; without the sign, of which two on a line can become a formula on GitHub."""
+    return f"{value:,.2f}"
 
 
 def moved(before: float, after: float) -> str:
-    """`$1.00 → $2.00 (+$1.00)`, or the one value."""
+    """`1.00 → 2.00 (+1.00)`, or the one value."""
     if usd(before) == usd(after):
         return usd(after)
     return f"{usd(before)} → {usd(after)} ({'+' if after > before else '−'}{usd(abs(after - before))})"
@@ -557,7 +557,7 @@ def _stacks(count: int) -> str:
 def _money_note(reports: Sequence[StackReport]) -> str:
     """How the table's dollars were come by."""
     assumed = [report for report in reports if not report.billed]
-    text = "Most $/hour: every worker of every endpoint running, each in its dearest pool. "
+    text = "At most: every worker of every endpoint running, each in its dearest pool. At rest: active workers (workers.min) alone. "
     if len(assumed) < len(reports):
         text += f"Typical night: the median of the last days that RunPod's billing has{', else ' if assumed else '.'}"
     if assumed:
@@ -570,7 +570,7 @@ def _money_note(reports: Sequence[StackReport]) -> str:
 
 
 def _table_head() -> str:
-    return "| stack | changes | most $/hour | at rest, $/day | typical night | rules | drift |\n|---|---|---|---|---|---|---|\n"
+    return "| stack | changes | USD/hour at most | USD/day at rest | USD a typical night | rules | drift |\n|---|---|---|---|---|---|---|\n"
 
 
 def _table_row(report: StackReport) -> str:
@@ -600,7 +600,7 @@ def _rule_line(stack: str, finding: Finding) -> str:
 def plain(text: str) -> str:
     """A sentence as Markdown that is only a sentence."""
     text = re.sub(r"\s+", " ", re.sub(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", " ", text)).strip()
-    return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", text).replace("\\@", "@\u200b")
+    return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", text).replace("\\@", "@\u200b").replace("$", "&#36;")
 
 
 def drift_lines(report: StackReport) -> list[str]:
@@ -649,7 +649,7 @@ def _details(report: StackReport) -> Part:
                 before, after = SECRET, f"{SECRET} (another value)"
             else:
                 before, after = text_of(old), text_of(new)
-            mark = " ♻" if p.replaces else ""
+            mark = (" ♻" if p.replaces else "") + (" (drift)" if p.drifted else "")
             rows.append(f"| {code(p.path)}{mark} | {code(before) if before else '–'} | {code(after) if after else '–'} |\n")
     head = f"<details><summary>{name(report.stack)}: {tally(report.changed) or 'messages'}</summary>\n\n"
     if rows:
