@@ -3,10 +3,11 @@
 
     scripts/check                  everything (make test)
     scripts/check --fast           style, types and the tests that take seconds (make test-fast)
-    scripts/check --only lint      one step: lint, types, fast, slow or heavy
+    scripts/check --only lint      one step: lint, types, fast, slow, infrastructure or heavy
     scripts/check tests/contract   everything, but only these tests; further arguments go to pytest
 
 Every step runs even when an earlier one failed, and the exit status is 1 if any did. The last line counts the tests of all steps.
+The infrastructure step drives the real Pulumi engine: scripts/pulumi-cli finds, installs or builds it first, and a skipped test fails it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("contract", "worker", "pipelines", "nights", "emulator", "cli", "infra", "benchmarks", "tests", "scripts", "examples")
-STEPS = ("lint", "types", "fast", "slow", "heavy")
+STEPS = ("lint", "types", "fast", "slow", "infrastructure", "heavy")
 # Two processes where tests wait or compute on one core; one after another where they load engines, which want both.
 SELECTIONS = {
-    "fast": ("not slow and not engine and not e2e", ["-n", "2", "--dist", "loadfile"]),
-    "slow": ("slow and not engine and not e2e", ["-n", "2", "--dist", "load"]),
-    "heavy": ("engine or e2e", []),
+    "fast": ("not slow and not pulumi and not engine and not e2e", ["-n", "2", "--dist", "loadfile"]),
+    "slow": ("slow and not pulumi and not engine and not e2e", ["-n", "2", "--dist", "load"]),
+    "infrastructure": ("pulumi and not engine", ["-n", "2", "--dist", "loadfile"]),
+    "heavy": ("engine or (e2e and not pulumi)", []),
 }
+FIRST = {"infrastructure": ("the Pulumi CLI", "scripts/pulumi-cli"), "heavy": ("the worker environment", "scripts/worker-env")}
 NO_TESTS = 5  # pytest's exit status when a selection is empty
 
 
@@ -91,15 +94,20 @@ def main() -> int:
             elif step == "types":
                 status = run([python, "-m", "mypy", *with_python_files()])
             else:
-                if step == "heavy":
-                    say("building the worker environment first, if it is not there yet (minutes the first time)")
-                    if run([python, "scripts/worker-env"]) != 0:
-                        failed.append("worker environment")
+                if step in FIRST:
+                    what, script = FIRST[step]
+                    say(f"building {what} first, if it is not there yet (minutes the first time)")
+                    if run([python, script]) != 0:
+                        failed.append(what)
                         continue
                 expression, arguments = SELECTIONS[step]
                 report = Path(scratch) / f"{step}.xml"
                 status = run([python, "-m", "pytest", "-m", expression, *arguments, f"--junit-xml={report}", "--durations=5", *rest])
-                counts += count(report)
+                counted = count(report)
+                counts += counted
+                if step == "infrastructure" and status == 0 and counted["skipped"]:
+                    say("a test of the real Pulumi engine was skipped; none may be")
+                    status = 1
                 if status == NO_TESTS:
                     say(f"no {step} tests in this selection")
                     status = 0

@@ -11,14 +11,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SESSION = "NIGHTBATCH_TEST_SESSION"  # every process that a test starts inherits it, so that leaks can be found
-KEPT = {"NIGHTBATCH_CACHE", "NIGHTBATCH_PYTHON", "NIGHTBATCH_TORCH", SESSION}
+KEPT = {"NIGHTBATCH_CACHE", "NIGHTBATCH_PYTHON", "NIGHTBATCH_TORCH", "NIGHTBATCH_PULUMI", SESSION}
 LEAVE_SECONDS = 10.0  # children that watch a pipe end a moment after their parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """No credential, region or setting of the person who runs the tests reaches a test."""
     for name in list(os.environ):
-        if name.startswith(("RUNPOD_", "AWS_", "NIGHTBATCH_")) and name not in KEPT:
+        if name.startswith(("RUNPOD_", "AWS_", "NIGHTBATCH_", "PULUMI_")) and name not in KEPT:
             del os.environ[name]
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # boto3 must not look for a cloud machine's credentials
     os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
@@ -67,4 +67,13 @@ def worker_python() -> Path:
     done = subprocess.run([sys.executable, str(ROOT / "scripts/worker-env")], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         pytest.fail(f"the worker environment could not be built:\n{done.stderr[-4000:]}")
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def pulumi_cli() -> Path:
+    """The folder of the real Pulumi CLI, installed or built by scripts/pulumi-cli if it is not there yet."""
+    done = subprocess.run([sys.executable, str(ROOT / "scripts/pulumi-cli")], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.fail(f"the Pulumi CLI could not be had:\n{done.stderr[-4000:]}")
     return Path(done.stdout.strip())

@@ -103,7 +103,9 @@ class Done:
             fix = "Nobody else is at work on it? Then `pulumi cancel` frees it."
         elif "incorrect passphrase" in self.stderr + self.stdout or "passphrase must be set" in self.stderr + self.stdout:
             fix = "Set PULUMI_CONFIG_PASSPHRASE (or PULUMI_CONFIG_PASSPHRASE_FILE) to the stack's passphrase."
-        raise EngineError(f"{command} failed (exit code {self.returncode}): {self.problem or 'no message'}", where=where, fix=fix, done=self)
+        raise EngineError(
+            f"{command} failed (exit code {self.returncode}): {self.problem or 'no message'}", where=where, fix=fix, done=self
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,12 @@ def find_cli(environ: Mapping[str, str] | None = None, *, build: bool = False) -
     if script.exists():
         command = [sys.executable, str(script), *(() if build else ("--check",))]
         answer = subprocess.run(
-            command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=None if build else subprocess.DEVNULL, text=True
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if build else subprocess.DEVNULL,
+            text=True,
         )
         if answer.returncode == 0:
             return Path(answer.stdout.strip())
@@ -163,7 +170,9 @@ def provider_folder() -> Path:
     for folder in (Path(sys.executable).parent, ROOT / "infra" / "provider" / "bin", ROOT / "infra" / "bin"):
         if os.access(folder / PLUGIN, os.X_OK):
             return folder
-    raise EngineError(f"There is no {PLUGIN} beside {sys.executable} or in infra/provider/bin.", fix="Install Nightbatch again, or use a whole clone.")
+    raise EngineError(
+        f"There is no {PLUGIN} beside {sys.executable} or in infra/provider/bin.", fix="Install Nightbatch again, or use a whole clone."
+    )
 
 
 def pulumi_env(
@@ -177,7 +186,7 @@ def pulumi_env(
 ) -> dict[str, str]:
     """The environment of every run of the engine.
 
-    The user's own, with this Python, the provider's executable and the CLI (`cli`, else `find_cli`) first on PATH, and nothing that asks the
+    The user's own, with this Python, the provider's executable and the CLI (`cli`, else `find_cli`) first on PATH. Nothing in it asks the
     internet for updates or plugins. `backend`: where state is kept, a URL or a folder (made if missing); without it PULUMI_BACKEND_URL or
     Pulumi.yaml decide. `passphrase` and `home`: PULUMI_CONFIG_PASSPHRASE and PULUMI_HOME. `extra` comes last and wins.
     """
@@ -267,9 +276,7 @@ def run(
         for reader in readers:
             reader.join(timeout=LEFT_S)
     code = process.returncode
-    return Done(
-        tuple(args), code if code >= 0 else 128 - code, "".join(texts[0]), "".join(texts[1]), time.monotonic() - began, timed_out
-    )
+    return Done(tuple(args), code if code >= 0 else 128 - code, "".join(texts[0]), "".join(texts[1]), time.monotonic() - began, timed_out)
 
 
 def _read(pipe: IO[bytes], lines: list[str], hide: Callable[[str], str], on_line: Callable[[str], None] | None) -> None:
@@ -283,7 +290,9 @@ def _read(pipe: IO[bytes], lines: list[str], hide: Callable[[str], str], on_line
 
 def _hider(env: Mapping[str, str]) -> Callable[[str], str]:
     """Replaces the values of the environment's secrets. Short values are left: they would hit innocent text, and no key is that short."""
-    values = sorted({v for n, v in env.items() if SECRET_NAMES.search(n) and len(v) >= 8 and not Path(v).is_absolute()}, key=len, reverse=True)
+    values = sorted(
+        {v for n, v in env.items() if SECRET_NAMES.search(n) and len(v) >= 8 and not Path(v).is_absolute()}, key=len, reverse=True
+    )
     if not values:
         return lambda text: text
     pattern = re.compile("|".join(map(re.escape, values)))
