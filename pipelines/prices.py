@@ -26,8 +26,11 @@ TERAFLOPS: Final = {
     "A4000": 77, "A4500": 95, "RTX 4000 Ada": 105, "RTX 2000 Ada": 48, "A5000": 111, "L4": 121, "3090": 71, "4090": 165, "5090": 210,
     "A40": 150, "A6000": 155, "L40S": 362, "L40": 181, "RTX 6000 Ada": 364, "A100": 312, "H100": 800, "RTX PRO 6000": 500, "H200": 989,
     "B200": 2250,
+    "AMPERE_16": 48, "AMPERE_24": 71, "ADA_24": 165, "ADA_32_PRO": 210, "AMPERE_48": 150, "ADA_48_PRO": 181, "AMPERE_80": 312,
+    "ADA_80_PRO": 800, "BLACKWELL_96": 500, "HOPPER_141": 989, "BLACKWELL_180": 2250,
 }  # fmt: skip
-"""Dense FP16/BF16 tensor peak, NVIDIA data sheets, rounded; the longest name that is part of the GPU's is taken."""
+"""Dense FP16/BF16 tensor peak, NVIDIA data sheets, rounded; the longest name that is part of the GPU's is taken. A pool, as stacks have it,
+counts with the slowest of its cards (references/gpu-types)."""
 UNKNOWN_TERAFLOPS: Final = 110
 CPU_TERAFLOPS: Final = 0.4
 """Two cores under the emulator: reproduces the measurements above within their spread."""
