@@ -1,18 +1,25 @@
 """contract: StackFacts, what a run needs to know of its stack, in one frozen model, and the loaders that fill it.
 
-Loaders: the emulator's (the file that it writes), and a file or the environment. Pulumi outputs become the third. Secrets are apart
-(`StackSecrets`), so that facts can be pinned in a plan and printed; a secret never is.
+Loaders: the emulator's (the file that it writes), a file, and the outputs of the Pulumi stack (through the `pulumi` command, or from a
+file that `pulumi stack output --json` wrote). The environment adds to all but the first. Secrets are apart (`StackSecrets`), so that facts
+can be pinned in a plan and printed; a secret never is.
 
 Environment (all optional where a facts file says it): RUNPOD_API_KEY, RUNPOD_ENDPOINT_BASE_URL, NIGHTBATCH_FACTS (a file),
-NIGHTBATCH_S3_BUCKET, NIGHTBATCH_S3_ENDPOINT_URL, NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY, and for keys of the worker
-that differ from the client's NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID, NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY.
+NIGHTBATCH_PROJECT (the folder of Pulumi.yaml; else the clone's root), NIGHTBATCH_S3_BUCKET, NIGHTBATCH_S3_ENDPOINT_URL,
+NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY, and for keys of the worker that differ from the client's
+NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID, NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -20,12 +27,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from contract.errors import EmulatorError, UsageError
+from contract.errors import EmulatorError, InfrastructureError, UsageError
 from contract.models import VERSION, Count, Model, S3Config, Seconds, TaskKind, Usd, convert, decode
 
 API_URL: Final = "https://api.runpod.ai/v2"
 """RunPod's data plane (docs: serverless/endpoints/send-requests)."""
 STATE_ENV: Final = "NIGHTBATCH_HOME"
+PROJECT_ENV: Final = "NIGHTBATCH_PROJECT"
+CLONE: Final = Path(__file__).resolve().parent.parent
+PULUMI_S: Final = 60.0
+"""Reading one output takes about a second; a state backend far away some more."""
+OUTPUT: Final = "facts"
+"""The output of the Pulumi program that is exactly StackFacts."""
 
 
 class EndpointFacts(Model, frozen=True, kw_only=True):
@@ -128,10 +141,13 @@ def local_facts_path(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def load_stack(name: str, *, environ: Mapping[str, str] = os.environ, facts_file: Path | None = None) -> Stack:
-    """The stack called `name`. `local` is the emulator's unless a file is named; others come from a file and the environment."""
+    """The stack called `name`: from the file, where one is named; `local` from the emulator; others from the Pulumi project's outputs."""
     file = facts_file or (Path(environ["NIGHTBATCH_FACTS"]) if environ.get("NIGHTBATCH_FACTS") else None)
     if file is None and name == "local":
         return load_emulator(local_facts_path(environ))
+    project = pulumi_project(environ) if file is None else None
+    if project is not None:
+        return load_pulumi(name, project, environ)
     return load_file(name, file, environ)
 
 
@@ -146,7 +162,8 @@ def load_emulator(path: Path) -> Stack:
 
 
 def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack:
-    """Facts from a JSON file (or only the environment), secrets from the environment. Every missing thing is named at once."""
+    """Facts from a JSON file, secrets from the environment. The file holds StackFacts, or all outputs of the Pulumi stack as
+    `pulumi stack output --json` prints them. Every missing thing is named at once."""
     if path is None:
         raise UsageError(
             f"nothing is known of stack '{name}'.",
@@ -158,6 +175,13 @@ def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack
         raise UsageError(f"cannot be read ({error.strerror}).", where=str(path)) from None
     except msgspec.DecodeError as error:
         raise UsageError(f"not JSON ({error}).", where=str(path)) from None
+    if isinstance(raw, dict) and isinstance(raw.get(OUTPUT), dict):
+        raw = raw[OUTPUT]
+    return stack_from(name, raw, environ, where=str(path))
+
+
+def stack_from(name: str, raw: object, environ: Mapping[str, str], *, where: str) -> Stack:
+    """Decoded StackFacts, with what the environment says of addresses put over them, and the environment's secrets."""
     if isinstance(raw, dict):
         store = raw.setdefault("store", {})
         if isinstance(store, dict):
@@ -166,11 +190,139 @@ def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack
                     store[key] = environ[variable]
         if environ.get("RUNPOD_ENDPOINT_BASE_URL"):
             raw["api_url"] = environ["RUNPOD_ENDPOINT_BASE_URL"]
-    facts: StackFacts = convert(raw, StackFacts, where=str(path))
+    facts: StackFacts = convert(raw, StackFacts, where=where)
     check_url(facts.api_url, "RUNPOD_ENDPOINT_BASE_URL, or `api_url` of the facts file")
     if facts.stack != name:
-        raise UsageError(f"holds the facts of stack '{facts.stack}', not of '{name}'.", where=str(path))
+        raise UsageError(f"holds the facts of stack '{facts.stack}', not of '{name}'.", where=where)
     return Stack(facts, secrets_from(environ, facts.store))
+
+
+# --- Pulumi's outputs ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command came to. `returncode` None: it was stopped at its deadline."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+RunCommand = Callable[[Sequence[str], Path, Mapping[str, str], float], Ran]
+"""(argv, working folder, environment, seconds) -> Ran. Raises OSError when there is no such program."""
+
+
+def pulumi_project(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder of Pulumi.yaml: $NIGHTBATCH_PROJECT, else the clone's root, else None. Raises UsageError for a folder without one."""
+    if named := environ.get(PROJECT_ENV):
+        folder = Path(named).expanduser()
+        if not (folder / "Pulumi.yaml").is_file():
+            raise UsageError("holds no Pulumi.yaml.", where=f"{PROJECT_ENV}={named}", fix="Set it to the folder that does.")
+        return folder
+    return CLONE if (CLONE / "Pulumi.yaml").is_file() else None
+
+
+def load_pulumi(
+    name: str,
+    project_dir: Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    run: RunCommand | None = None,
+    timeout_s: float = PULUMI_S,
+) -> Stack:
+    """Facts from the output `facts` of the Pulumi stack `name`, secrets from the environment.
+
+    Runs `pulumi stack output facts --json --stack NAME` in `project_dir`; nothing is changed, no program and no plugin is started. Raises
+    UsageError when the command, the stack, its output, a login or the passphrase is missing, InfrastructureError when Pulumi failed.
+    """
+    run = run or run_command
+    where = f"Pulumi stack '{name}' in {project_dir}"
+    program = pulumi_program(environ, run)
+    if program is None:
+        raise UsageError(
+            f"nothing is known of stack '{name}': its facts are outputs of Pulumi, whose command is not on PATH.",
+            fix="Put `pulumi` on PATH (scripts/pulumi-cli gets it), or name an exported file in NIGHTBATCH_FACTS: see docs/stacks.md.",
+        )
+    argv = (program, "stack", "output", OUTPUT, "--json", "--stack", name, "--non-interactive", "--color", "never")
+    env = {**environ, "PULUMI_SKIP_UPDATE_CHECK": "1", "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "1"}
+    try:
+        ran = run(argv, project_dir, env, timeout_s)
+    except OSError as error:
+        raise InfrastructureError(f"`pulumi` cannot be run ({error.strerror}).", where=program) from None
+    if ran.returncode != 0:
+        raise _pulumi_error(name, ran, where, timeout_s)
+    try:
+        raw = msgspec.json.decode(ran.stdout)
+    except msgspec.DecodeError:
+        raise InfrastructureError("`pulumi stack output` did not print JSON.", where=where) from None
+    return stack_from(name, raw, environ, where=f"{where}, output `{OUTPUT}`")
+
+
+def pulumi_program(environ: Mapping[str, str], run: RunCommand | None = None) -> str | None:
+    """The `pulumi` of PATH, else the one that scripts/pulumi-cli got before; None where there is none. Nothing is downloaded or built."""
+    found = shutil.which("pulumi", path=environ.get("PATH", ""))
+    script = CLONE / "scripts" / "pulumi-cli"
+    if found is None and script.is_file():
+        try:
+            ran = (run or run_command)((sys.executable, str(script), "--check"), CLONE, environ, PULUMI_S)
+        except OSError:
+            return None
+        if ran.returncode == 0 and ran.stdout.strip():
+            found = shutil.which("pulumi", path=ran.stdout.strip())
+    return found
+
+
+def run_command(argv: Sequence[str], cwd: Path, env: Mapping[str, str], timeout_s: float) -> Ran:
+    """Run a program without a terminal; at the deadline it and what it started are killed."""
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+        return Ran(process.returncode, stdout, stderr)
+    except subprocess.TimeoutExpired:
+        return Ran(None, "", "")
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _pulumi_error(name: str, ran: Ran, where: str, timeout_s: float) -> UsageError | InfrastructureError:
+    """Pulumi's own words (3.276), turned into what to do."""
+    if ran.returncode is None:
+        return InfrastructureError(
+            f"`pulumi stack output` did not end within {timeout_s:g} s.", where=where, fix="Is its backend reachable?"
+        )
+    said = " ".join(line.removeprefix("error: ") for line in (ran.stderr or ran.stdout).splitlines() if line.strip())
+    if "no stack named" in said or "not find stack" in said:
+        return UsageError(
+            f"nothing is known of stack '{name}': Pulumi has no stack of this name.",
+            where=where,
+            fix="`pulumi stack ls` lists those there are.",
+        )
+    if "does not have output" in said:
+        return UsageError(
+            f"nothing is known of stack '{name}': it has no facts yet.", where=where, fix=f"Run `pulumi up --stack {name}` first."
+        )
+    if "passphrase" in said:
+        return UsageError("Pulumi needs the stack's passphrase.", where=where, fix="Set PULUMI_CONFIG_PASSPHRASE, or ..._PASSPHRASE_FILE.")
+    if "pulumi login" in said or "PULUMI_ACCESS_TOKEN" in said or "logged in" in said:
+        return UsageError("Pulumi is not logged in to its state backend.", where=where, fix="Set PULUMI_BACKEND_URL, or `pulumi login`.")
+    return InfrastructureError(f"`pulumi stack output` failed (exit code {ran.returncode}): {said[:500] or 'no message'}", where=where)
 
 
 def secrets_from(environ: Mapping[str, str], store: StoreFacts) -> StackSecrets:

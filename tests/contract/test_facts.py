@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contract.errors import ContractError, EmulatorError, UsageError
+import contract.facts
+from contract.errors import ContractError, EmulatorError, InfrastructureError, UsageError
 from contract.facts import (
     API_URL,
     EndpointFacts,
     LocalFile,
+    Ran,
     StackFacts,
     StoreFacts,
+    load_pulumi,
     load_stack,
     local_facts_path,
+    pulumi_project,
+    run_command,
     secrets_from,
     state_dir,
 )
@@ -96,7 +105,8 @@ def test_temporary_keys_are_refused_with_the_reason(more: dict[str, str], tmp_pa
         load_stack("prod", environ={**ENVIRONMENT, **more}, facts_file=facts_file(tmp_path))
 
 
-def test_a_file_that_is_missing_damaged_or_of_another_stack_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_damaged_or_of_another_stack_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract.facts, "CLONE", tmp_path)  # no Pulumi.yaml there
     with pytest.raises(UsageError, match="cannot be read"):
         load_stack("prod", environ=ENVIRONMENT, facts_file=tmp_path / "none.json")
     with pytest.raises(UsageError, match="of stack 'prod', not of 'dev'"):
@@ -188,3 +198,135 @@ def test_a_bucket_that_no_store_has_is_refused(bucket: str) -> None:
     keys = {"RUNPOD_API_KEY": "k", "NIGHTBATCH_S3_ACCESS_KEY_ID": "i", "NIGHTBATCH_S3_SECRET_ACCESS_KEY": "s"}
     with pytest.raises(UsageError, match="not the name of a bucket"):
         secrets_from(keys, StoreFacts(bucket=bucket, endpoint_url="http://127.0.0.1:1"))
+
+
+# --- Pulumi's outputs ----------------------------------------------------------------------------------------------------------------
+
+
+DEV = StackFacts(stack="dev", store=FACTS.store, endpoints=())
+
+
+class Pulumi:
+    """Stands where the `pulumi` command stands, and remembers how it was called."""
+
+    def __init__(self, stdout: str = "", *, stderr: str = "", returncode: int | None = 0) -> None:
+        self.answer = Ran(returncode, stdout, stderr)
+        self.calls: list[tuple[Sequence[str], Path, Mapping[str, str]]] = []
+
+    def __call__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], timeout_s: float) -> Ran:
+        self.calls.append((argv, cwd, env))
+        return self.answer
+
+
+def with_pulumi(folder: Path) -> dict[str, str]:
+    """An environment whose PATH has a `pulumi` that is never run."""
+    program = folder / "bin" / "pulumi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 99\n")
+    program.chmod(0o755)
+    return {**ENVIRONMENT, "PATH": str(program.parent)}
+
+
+def test_the_output_facts_of_a_pulumi_stack_makes_a_stack(tmp_path: Path) -> None:
+    environ = with_pulumi(tmp_path)
+    pulumi = Pulumi(encode(FACTS).decode())
+    stack = load_pulumi("prod", tmp_path, environ, run=pulumi)
+    assert stack.facts == FACTS
+    assert stack.secrets.api_key == "rp-secret"
+    ((argv, cwd, env),) = pulumi.calls
+    assert argv[1:7] == ("stack", "output", "facts", "--json", "--stack", "prod")
+    assert "--non-interactive" in argv
+    assert (cwd, env["PULUMI_SKIP_UPDATE_CHECK"], env["PATH"]) == (tmp_path, "1", environ["PATH"])
+    assert "--show-secrets" not in argv
+
+
+def test_the_environment_goes_before_pulumis_outputs_too(tmp_path: Path) -> None:
+    environ = {**with_pulumi(tmp_path), "NIGHTBATCH_S3_BUCKET": "other", "RUNPOD_ENDPOINT_BASE_URL": "http://127.0.0.1:8/v2"}
+    stack = load_pulumi("prod", tmp_path, environ, run=Pulumi(encode(FACTS).decode()))
+    assert (stack.facts.store.bucket, stack.facts.api_url) == ("other", "http://127.0.0.1:8/v2")
+
+
+def test_a_file_with_all_outputs_of_a_pulumi_stack_is_a_facts_file(tmp_path: Path) -> None:
+    exported = {"facts": json.loads(encode(FACTS)), "endpoints": {}, "limits": {"workers": 3}}
+    path = tmp_path / "outputs.json"
+    path.write_text(json.dumps(exported))
+    assert load_stack("prod", environ=ENVIRONMENT, facts_file=path).facts == FACTS
+
+
+@pytest.mark.parametrize(
+    ("ran", "kind", "says"),
+    [
+        (Ran(255, "", "error: no stack named 'prod' found"), UsageError, "nothing is known of stack 'prod'.*pulumi stack ls"),
+        (Ran(255, "", "error: current stack does not have output property 'facts'"), UsageError, "it has no facts yet.*up --stack prod"),
+        (Ran(255, "", "error: passphrase must be set with PULUMI_CONFIG_PASSPHRASE\n"), UsageError, "Set PULUMI_CONFIG_PASSPHRASE"),
+        (Ran(255, "", "error: PULUMI_ACCESS_TOKEN must be set for login\n"), UsageError, "PULUMI_BACKEND_URL"),
+        (Ran(1, "", "error: the backend fell over\n"), InfrastructureError, "exit code 1.*the backend fell over"),
+        (Ran(None, "", ""), InfrastructureError, "did not end within 60 s"),
+        (Ran(0, "not json", ""), InfrastructureError, "did not print JSON"),
+        (Ran(0, encode(DEV).decode(), ""), UsageError, "of stack 'dev', not of 'prod'"),
+        (Ran(0, '{"stack": "prod"}', ""), ContractError, "output `facts`"),
+    ],
+)  # fmt: skip
+def test_what_pulumi_cannot_tell_is_said_with_what_to_do(ran: Ran, kind: type[Exception], says: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=says):
+        load_pulumi("prod", tmp_path, with_pulumi(tmp_path), run=Pulumi(ran.stdout, stderr=ran.stderr, returncode=ran.returncode))
+
+
+def test_without_the_command_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract.facts, "CLONE", tmp_path)
+    with pytest.raises(UsageError, match=r"nothing is known of stack 'prod'.*not on PATH.*NIGHTBATCH_FACTS"):
+        load_pulumi("prod", tmp_path, {**ENVIRONMENT, "PATH": str(tmp_path)})
+
+
+def test_a_command_that_the_project_has_got_before_is_found_without_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = with_pulumi(tmp_path)
+    folder = environ.pop("PATH")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "pulumi-cli").touch()
+    monkeypatch.setattr(contract.facts, "CLONE", tmp_path)
+    calls: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str], cwd: Path, env: Mapping[str, str], timeout_s: float) -> Ran:
+        calls.append(argv)
+        return Ran(0, f"{folder}\n" if argv[-1] == "--check" else encode(FACTS).decode(), "")
+
+    assert load_pulumi("prod", tmp_path, environ, run=run).facts == FACTS
+    assert [argv[0] for argv in calls] == [sys.executable, f"{folder}/pulumi"]
+
+
+def test_the_project_is_the_named_folder_or_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract.facts, "CLONE", tmp_path)
+    assert pulumi_project({}) is None
+    with pytest.raises(UsageError, match=r"NIGHTBATCH_PROJECT=.*holds no Pulumi.yaml"):
+        pulumi_project({"NIGHTBATCH_PROJECT": str(tmp_path)})
+    (tmp_path / "Pulumi.yaml").touch()
+    assert pulumi_project({"NIGHTBATCH_PROJECT": str(tmp_path)}) == pulumi_project({}) == tmp_path
+
+
+def test_a_stack_is_looked_for_in_its_file_first_and_in_pulumi_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract.facts, "CLONE", tmp_path)
+    (tmp_path / "Pulumi.yaml").touch()
+    environ = with_pulumi(tmp_path)
+    pulumi = Pulumi(encode(FACTS).decode())
+    monkeypatch.setattr(contract.facts, "run_command", pulumi)
+    assert load_stack("prod", environ=environ).facts == FACTS
+    assert len(pulumi.calls) == 1
+    assert load_stack("prod", environ={**environ, "NIGHTBATCH_FACTS": str(facts_file(tmp_path))}).facts == FACTS
+    with pytest.raises(EmulatorError):
+        load_stack("local", environ={**environ, "NIGHTBATCH_HOME": str(tmp_path)})
+    assert len(pulumi.calls) == 1
+
+
+def test_a_command_is_run_without_a_terminal_and_killed_with_its_children_at_the_deadline(tmp_path: Path) -> None:
+    env = dict(os.environ)
+    ran = run_command((sys.executable, "-c", "import sys; print(sys.stdin.read(), 'out'); sys.exit(3)"), tmp_path, env, 30.0)
+    assert (ran.returncode, ran.stdout) == (3, " out\n")
+    # whoever holds the FIFO open is alive: its end is read when nothing of the command is left
+    os.mkfifo(tmp_path / "alive")
+    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run_command(("/bin/sh", "-c", "exec 9>alive; sleep 300 & wait"), tmp_path, env, 1.0) == Ran(None, "", "")
+        assert select.select([reader], [], [], 10.0)[0]
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
