@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from emulator.billing import Bill
 from emulator.clock import Clock, FastClock, ManualClock, RealClock
-from emulator.config import EmulatorConfig, EndpointConfig, read_config
+from emulator.config import EmulatorConfig, EndpointConfig, ImageConfig, read_config
 from emulator.emulator import Emulator, EndpointView, WorkerView
 from emulator.faults import DROP, PASS, Action, Message, Seam
 from emulator.jobs import Status
@@ -29,6 +29,7 @@ __all__ = [
     "EndpointConfig",
     "EndpointView",
     "FastClock",
+    "ImageConfig",
     "ManualClock",
     "Message",
     "RealClock",

@@ -116,6 +116,8 @@ class Broker:
         self.completed = 0
         self.failed = 0
         self.retried = 0
+        self.last_request_at: float | None = None
+        """When the last job came, since this process runs."""
 
     # --- what can be seen -----------------------------------------------------------------------------------------
 
@@ -181,6 +183,7 @@ class Broker:
         """Accept a job. Raises UsageError (400)."""
         request = jobs.parse_request(body)
         self._seq += 1
+        self.last_request_at = now
         job = jobs.submit(
             request,
             body,
@@ -220,6 +223,11 @@ class Broker:
         for job in queued:
             self._finish(job, jobs.cancel(job, now), stop_worker=False)
         return len(queued)
+
+    def close(self, now: float) -> None:
+        """The endpoint is deleted: what has not ended is cancelled, and nothing of any job is left."""
+        for job in list(self._jobs.values()):
+            self._delete(self.cancel(job, now))
 
     def drain_stream(self, job: Job) -> list[bytes]:
         """Chunks since the last call, each as JSON text."""

@@ -22,6 +22,9 @@ from emulator.scaling import Bounds, ScalerType
 
 AMPERE_24_FLEX_USD_PER_S: Final = 0.00019
 """Flex price per second and GPU of the pool AMPERE_24: A5000, L4, RTX 3090 (serverless price table, August 2026)."""
+RESERVED: Final = frozenset({"serverless", "templates", "network-volumes", "registries", "catalog", "billing"})
+"""First segments of REST v2's paths."""
+REST_QUOTAS: Final[Mapping[Literal["minute", "hour", "day"], int]] = {"minute": 180, "hour": 3000, "day": 50_000}
 INIT_TIMEOUT_S: Final = 420.0
 """A worker that is not ready after 7 minutes is unhealthy; RUNPOD_INIT_TIMEOUT in its environment changes it (optimization)."""
 
@@ -34,6 +37,8 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The id in URLs; the name if empty."""
     model: str = ""
     """What its workers serve; for people and plans, the emulator does not look at it."""
+    title: str = ""
+    """What people call it; the name if empty. Endpoints made through REST have their id for a name: theirs need not be unique."""
     tasks: tuple[TaskKind, ...] = ()
     """Task kinds that its workers do."""
     command: tuple[str, ...] = ()
@@ -51,6 +56,11 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gpu: str = "NVIDIA RTX A5000"
     gpu_pool: str = "AMPERE_24"
     gpu_count: int = 1
+    compute: Literal["GPU", "CPU"] = "GPU"
+    """CPU: `gpu` is then the instance, such as cpu3g-4-16, and `usd_per_s` the price of all of it."""
+    data_center: str | None = None
+    network_volume: str | None = None
+    """Workers are told of both as RunPod's pods are (RUNPOD_DC_ID, RUNPOD_VOLUME_ID)."""
     concurrency: int = 1
     """Jobs at once in one worker, for plans; the worker itself decides how many it asks for."""
     cold_start_s: float = 60.0
@@ -100,11 +110,26 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     @property
+    def shown_name(self) -> str:
+        return self.title or self.name
+
+    @property
     def init_timeout_s(self) -> float:
+        """What is not a positive number counts as not set: env can be anything, and no mistake in it may stop the emulator."""
         try:
-            return float(self.env.get("RUNPOD_INIT_TIMEOUT", INIT_TIMEOUT_S))
+            seconds = float(self.env.get("RUNPOD_INIT_TIMEOUT", INIT_TIMEOUT_S))
         except ValueError:
-            raise UsageError("RUNPOD_INIT_TIMEOUT must be a number of seconds.", where=f"endpoint {self.name}") from None
+            return INIT_TIMEOUT_S
+        return seconds if 0 < seconds < float("inf") else INIT_TIMEOUT_S
+
+
+class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an image is on this machine: how a container of it starts. An endpoint's `args` go behind `command`, its `env` over `env`."""
+
+    command: tuple[str, ...] = ()
+    """argv. Empty: workers are scripted, or come from outside."""
+    cwd: str | None = None
+    env: Mapping[str, str] = {}
 
 
 class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,6 +165,25 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Fields of a request that a worker sees. `input` and `s3Config` are certain, `webhook` is likely, `policy` is not known."""
     stop_grace_s: float = 10.0
     """Real seconds from SIGTERM to SIGKILL for a worker."""
+    control: bool = True
+    """Whether REST v2 answers."""
+    images: Mapping[str, ImageConfig] = {}
+    """What images are on this machine, by reference; "*" stands for all others. An endpoint with another image is refused (422)."""
+    read_only_api_key: str | None = None
+    """A second key, which may read REST v2 and nothing else."""
+    rest_quotas: Mapping[Literal["minute", "hour", "day"], int] = msgspec.field(default_factory=lambda: dict(REST_QUOTAS))
+    """Requests to REST v2 (control/quota.py says whence); none with `rate_limits` off."""
+    worker_quota: int = 60
+    """The account's workers, as a sum over workers.max: RunPod grants 5 to 60 by balance, and its API does not tell."""
+    idle_rule: bool = True
+    """Whether endpoints without requests are cut (control/rules.py)."""
+    unhealthy_scale_down_s: float = 7 * 86_400.0
+    """After how long without a worker that became ready an endpoint of unhealthy workers is scaled down."""
+    bind_templates: bool = False
+    """Whether an endpoint made with templateId binds that template, as the APIs before v2 did: it cannot be deleted then, and goes with
+    the endpoint. REST v2's own text says that no link is kept."""
+    stock: Mapping[str, Literal["NONE", "LOW", "MEDIUM", "HIGH"]] = {}
+    """What of the catalog is not in full stock, by GPU pool or type. An endpoint is placed in, and priced as, its first pool with stock."""
 
     def __post_init__(self) -> None:
         names = [endpoint.name for endpoint in self.endpoints] + [
@@ -147,6 +191,8 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ]
         if len(set(names)) != len(names):
             raise UsageError("Two endpoints have the same name or id.")
+        if taken := sorted(set(names) & RESERVED):
+            raise UsageError(f"An endpoint cannot be called {taken[0]}: that is a path of REST v2.")
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.bucket):
             raise UsageError(f"{self.bucket!r} is not a bucket name: 3 to 63 lower-case letters, digits, dots and hyphens.")
 
@@ -159,6 +205,10 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             exceeded_status=Status(endpoint.exceeded_status),
             exceeded_stops_worker=endpoint.exceeded_stops_worker,
         )
+
+    @property
+    def quotas(self) -> Mapping[str, int]:
+        return {window: quota for window, quota in self.rest_quotas.items()} if self.rate_limits else {}
 
     @property
     def limits(self) -> Mapping[str, Limit]:

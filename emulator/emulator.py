@@ -25,6 +25,12 @@ from emulator.billing import Bill, Meter
 from emulator.broker import Broker
 from emulator.clock import Clock, RealClock
 from emulator.config import EmulatorConfig, EndpointConfig
+from emulator.control.account import Account
+from emulator.control.logs import WorkerLogs
+from emulator.control.records import KINDS, Record
+from emulator.control.server import ControlServer
+from emulator.control.usage import HourCost, Usage
+from emulator.control.volumes import VolumeProxy
 from emulator.faults import Seam
 from emulator.jobs import Job, Status
 from emulator.launch import ProcessLauncher
@@ -55,6 +61,7 @@ class Identity(msgspec.Struct, frozen=True):
     worker_s3_access: str
     worker_s3_secret: str
     port: int = 0
+    volumes_port: int = 0
     s3_ports: tuple[int, ...] = ()
 
 
@@ -92,8 +99,9 @@ class EndpointView:
 class Emulator:
     """RunPod and S3 on this machine.
 
-    `scripted`: scripts of workers, by endpoint name, for endpoints without a command. `clock`: real time unless given. `progress` is told
-    what is being waited for. After `start`, `base_url`, `api_key`, `s3`, `seam`, `endpoint(name)` and `stack()` are what a client needs.
+    `scripted`: scripts of workers, by endpoint name ("*": of all others), in place of a command; also of endpoints that are made through
+    REST later. `clock`: real time unless given. `progress` is told what is being waited for. After `start`, `base_url`, `root_url`,
+    `api_key`, `s3`, `seam`, `account`, `endpoint(name)` and `stack()` are what a client needs.
     """
 
     def __init__(
@@ -110,22 +118,33 @@ class Emulator:
         self.s3: SeaweedS3 | None = None
         self.server: Server
         self.webhooks: WebhookSender
+        self.account: Account
+        self.control: ControlServer | None = None
+        self.logs = WorkerLogs(self.clock.time)
         self._scripted = dict(scripted or {})
         self._progress = progress
         self._directory = Path(config.state_dir)
         self._endpoints: dict[str, Endpoint] = {}
+        self._by_id: dict[str, Endpoint] = {}
+        self._restored: dict[str, list[Job]] = {}
+        self._earlier: dict[str, list[WorkerBill]] = {}
+        self._counters: dict[str, tuple[int, int, int]] = {}
+        self._ending: dict[asyncio.Task[None], Fleet] = {}
+        self._usage = Usage()
         self._launchers: dict[str, ScriptedLauncher] = {}
         self._runner: web.AppRunner | None = None
         self._state: State | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._s3_keeper: asyncio.Task[None] | None = None
         self._port = 0
+        self._volumes_port = 0
+        self._volumes_runner: web.AppRunner | None = None
         self._identity: Identity
         self._meters_saved = 0.0
         self.failed: asyncio.Future[None]
         """Gets an exception if the emulator's own loop breaks; never a result."""
         unknown = set(self._scripted) - {endpoint.name for endpoint in config.endpoints}
-        if unknown:
+        if unknown and not (config.control and config.images):
             raise UsageError(f"There is a script for {', '.join(sorted(unknown))}, but no such endpoint.")
 
     # --- what a client needs --------------------------------------------------------------------------------------
@@ -134,6 +153,16 @@ class Emulator:
     def base_url(self) -> str:
         """The data plane: `…/v2`, as RUNPOD_ENDPOINT_BASE_URL has it."""
         return f"http://{self.config.host}:{self._port}/v2"
+
+    @property
+    def root_url(self) -> str:
+        """REST v2's base, as RUNPOD_API_BASE_URL has it; its paths begin with /v2."""
+        return f"http://{self.config.host}:{self._port}"
+
+    @property
+    def volumes_url(self) -> str | None:
+        """Where network volumes answer as RunPod's S3 API for volumes does (bucket = volume id); None without S3."""
+        return None if self._volumes_port == 0 else f"http://127.0.0.1:{self._volumes_port}"
 
     @property
     def api_key(self) -> str:
@@ -150,7 +179,7 @@ class Emulator:
         broker, fleet = endpoint.broker, endpoint.fleet
         now = self.clock.time()
         return EndpointView(
-            name=fleet.endpoint.name,
+            name=fleet.endpoint.shown_name,
             id=broker.endpoint,
             workers=tuple(
                 WorkerView(
@@ -178,11 +207,11 @@ class Emulator:
 
     def scripted(self, name: str) -> ScriptedLauncher:
         """The scripted workers of an endpoint."""
-        return self._launchers[name]
+        return self._launchers[self._find(name).fleet.endpoint.name]
 
     def log_path(self, endpoint: str, worker: str) -> Path:
         """The log of a worker process."""
-        return self._directory / "logs" / self._find(endpoint).fleet.endpoint.name / f"{worker}.log"
+        return self._log_path(self._find(endpoint).fleet.endpoint.name, worker)
 
     def facts(self) -> StackFacts:
         """What the pipeline needs to know. Raises EmulatorError without S3."""
@@ -213,6 +242,7 @@ class Emulator:
             raise UsageError("An endpoint's name and id stay as they are.", where=f"endpoint {name}")
         fleet.update(changed)
         self._find(name).broker.settings = self.config.broker_settings(changed)
+        self.account.configured(changed, fleet.version)
         self._write_facts()
 
     # --- start and stop -------------------------------------------------------------------------------------------
@@ -246,9 +276,9 @@ class Emulator:
         self.webhooks = WebhookSender(self._state, self.clock, self.seam, self.config.webhook_retries_s, self.config.webhook_states)
         listener = _listen(self.config.host, self.config.port or self._identity.port, fixed=self.config.port != 0)
         self._port = listener.getsockname()[1]
-        self._make_endpoints()
+        self._open_account(self._state)
         self.server = Server(
-            {endpoint.broker.endpoint: endpoint for endpoint in self._endpoints.values()},
+            self._by_id,
             clock=self.clock,
             seam=self.seam,
             state=self._state,
@@ -259,6 +289,7 @@ class Emulator:
             forwarded=self.config.forwarded_fields,
             admin=self.report,
             reconfigure=lambda name, changes: self.configure(name, **changes),
+            **({} if self.control is None else {"first_routes": self.control.add_routes}),
         )
         # a worker that hangs up while it waits must not be handed a job: its poll ends with its connection
         self._runner = web.AppRunner(self.server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -284,9 +315,11 @@ class Emulator:
         await asyncio.gather(*loops, return_exceptions=True)
         if self._state is not None:  # else the directory is another emulator's
             (self._directory / FACTS).unlink(missing_ok=True)
-        await asyncio.gather(*(endpoint.fleet.close(graceful) for endpoint in self._endpoints.values()))
-        if self._runner is not None:
-            await self._runner.cleanup()
+        fleets = [*(endpoint.fleet for endpoint in self._endpoints.values()), *self._ending.values()]
+        await asyncio.gather(*(fleet.close(graceful) for fleet in fleets), *self._ending)
+        for runner in (self._volumes_runner, self._runner):
+            if runner is not None:
+                await runner.cleanup()
         if hasattr(self, "webhooks"):
             await self.webhooks.close()
         if self.s3 is not None:
@@ -304,6 +337,17 @@ class Emulator:
             "s3": None if self.s3 is None else {"endpoint_url": self.s3.endpoint_url, "bucket": self.s3.bucket},
             "webhooks": {"delivered": self.webhooks.delivered, "given_up": self.webhooks.given_up},
             "endpoints": [msgspec.to_builtins(self.endpoint(name)) for name in self._endpoints],
+            "volumes": [
+                {
+                    "id": volume.id,
+                    "name": volume.name,
+                    "data_center": volume.data_center,
+                    "size_gb": volume.size,
+                    "s3_url": self.volumes_url,
+                }
+                for volume in self.account.volumes.values()
+            ],
+            "notices": [msgspec.to_builtins(notice) for notice in self.account.notices],
         }
 
     # --- inside: what the broker and the fleet tell ---------------------------------------------------------------
@@ -324,8 +368,83 @@ class Emulator:
             self._state.counters_saved(endpoint, completed, failed, retried)
 
     def _metered(self, endpoint: str, worker: Worker, meter: Meter) -> None:
+        """`meter` is read at this moment."""
+        if self._state is None or worker.config is None:
+            return
+        price, gpus = worker.config.usd_per_s, worker.config.gpu_count
+        self._state.worker_saved(WorkerBill(worker.id, endpoint, meter.startup_s, meter.execution_s, meter.idle_s, price, gpus))
+        seconds = meter.startup_s + meter.execution_s + meter.idle_s
+        self._account_for(worker, seconds, meter.since)
+
+    def _account_for(self, worker: Worker, seconds: float, now: float) -> None:
+        """Put what a worker has cost since the last time into its hours."""
+        spent_s, worker.accounted_s = seconds - worker.accounted_s, seconds
+        begin, worker.accounted_at = max(worker.accounted_at or 0.0, now - max(spent_s, 0.0)), now
+        if self._state is None or worker.config is None or spent_s <= 0:
+            return
+        usd = spent_s * worker.usd_per_s
+        for row in self._usage.spent(worker.config.endpoint_id, worker.config.compute, begin, now, usd):
+            self._state.hour_saved(row.key, msgspec.msgpack.encode(row))
+
+    def _worker_event(self, endpoint: str, worker: Worker, text: str) -> None:
+        if self.logs.is_live(endpoint, worker.id) is None:
+            launcher = self._launchers.get(endpoint)
+            self.logs.opened(endpoint, worker.id, None if launcher is not None else self._log_path(endpoint, worker.id))
+        self.logs.say(endpoint, worker.id, text)
+
+    def _worker_ended(self, endpoint: str, worker: Worker) -> None:
+        # a worker's life is billed in whole seconds
+        self._account_for(worker, float(worker.meter.billed_s), self.clock.time())
+        self.logs.ended(endpoint, worker.id)
+
+    # --- inside: what the control plane asks for ------------------------------------------------------------------
+
+    def record_saved(self, record: Record) -> None:
         if self._state is not None:
-            self._state.worker_saved(WorkerBill(worker.id, endpoint, meter.startup_s, meter.execution_s, meter.idle_s))
+            self._state.record_saved(KINDS[type(record)], record.id, msgspec.msgpack.encode(record))
+
+    def record_deleted(self, record: Record) -> None:
+        if self._state is not None:
+            self._state.record_deleted(KINDS[type(record)], record.id)
+
+    def fleet(self, endpoint: str) -> Fleet | None:
+        found = self._by_id.get(endpoint)
+        return None if found is None else found.fleet
+
+    def last_request(self, endpoint: str) -> float | None:
+        found = self._by_id.get(endpoint)
+        return None if found is None else found.broker.last_request_at
+
+    def change_endpoint(self, config: EndpointConfig, version: int) -> None:
+        endpoint = self._by_id[config.endpoint_id]
+        endpoint.fleet.update(config, version)
+        endpoint.broker.settings = self.config.broker_settings(config)
+        endpoint.fleet.reconcile()
+        self._write_facts()
+
+    def close_endpoint(self, endpoint: str) -> None:
+        found = self._by_id.pop(endpoint, None)
+        if found is None:
+            return
+        del self._endpoints[found.fleet.endpoint.name]
+        found.broker.close(self.clock.time())
+        ending = asyncio.get_running_loop().create_task(self._end_fleet(found.fleet), name=f"end of {endpoint}")
+        self._ending[ending] = found.fleet
+        ending.add_done_callback(lambda ended: self._ending.pop(ended, None))
+        self._write_facts()
+
+    async def _end_fleet(self, fleet: Fleet) -> None:
+        await fleet.close()
+        self._launchers.pop(fleet.endpoint.name, None)
+        self.logs.forget(fleet.endpoint.name)
+
+    async def make_bucket(self, volume: str) -> None:
+        if self.s3 is not None:
+            await self.s3.make_bucket(volume)
+
+    async def drop_bucket(self, volume: str) -> None:
+        if self.s3 is not None:
+            await self.s3.drop_bucket(volume)
 
     # --- inside: the parts ----------------------------------------------------------------------------------------
 
@@ -333,43 +452,84 @@ class Emulator:
         endpoint = self._endpoints.get(name)
         if endpoint is None:
             found = [e for e in self._endpoints.values() if e.broker.endpoint == name]
-            if not found:
+            found = found or [e for e in self._endpoints.values() if e.fleet.endpoint.shown_name == name]
+            if len(found) != 1:
+                if found:
+                    raise UsageError(f"There are {len(found)} endpoints named {name}.", fix="Ask by id.")
                 raise UsageError(f"There is no endpoint {name}.", fix=f"There are: {', '.join(self._endpoints) or 'none'}.")
             endpoint = found[0]
         return endpoint
 
-    def _make_endpoints(self) -> None:
-        assert self._state is not None
-        now = self.clock.time()
-        earlier: dict[str, Bill] = {}
-        prices = {endpoint.name: endpoint for endpoint in self.config.endpoints}
-        for bill in self._state.workers():
-            if (config := prices.get(bill.endpoint)) is not None:
-                meter = Meter(startup_s=bill.startup_s, execution_s=bill.execution_s, idle_s=bill.idle_s)
-                earlier[bill.endpoint] = earlier.get(bill.endpoint, Bill()).plus(meter, config.usd_per_s, config.gpu_count)
-        jobs: dict[str, list[Job]] = {}
-        for job in self._state.jobs():
-            jobs.setdefault(job.endpoint, []).append(job)
-        counters = self._state.counters()
-        for config in self.config.endpoints:
-            name = config.name
-            fleet = Fleet(
-                config,
-                self.clock,
-                self._launcher(config),
-                lambda worker, name=name: self._metered(name, worker, worker.meter),  # type: ignore[misc]
-                earlier.get(name, Bill()),
+    def _open_account(self, state: State) -> None:
+        for bill in state.workers():
+            self._earlier.setdefault(bill.endpoint, []).append(bill)
+        for job in state.jobs():
+            self._restored.setdefault(job.endpoint, []).append(job)
+        self._counters = state.counters()
+        self._usage = Usage(msgspec.msgpack.decode(row, type=HourCost) for row in state.hours())
+        self.account = Account(self.config, self, self, self.clock, root=lambda: self.root_url)
+        if self.config.control:
+            self.control = ControlServer(
+                self.account,
+                clock=self.clock,
+                seam=self.seam,
+                state=state,
+                usage=self._usage,
+                logs=self.logs,
+                api_key=self.api_key,
+                worker_key=self.worker_key,
+                read_only_key=self.config.read_only_api_key,
+                quotas=self.config.quotas,
             )
-            broker = Broker(config.endpoint_id, self.config.broker_settings(config), self, fleet)
-            broker.completed, broker.failed, broker.retried = counters.get(broker.endpoint, (0, 0, 0))
-            broker.restore(jobs.get(broker.endpoint, ()), now)
-            fleet.broker = broker
-            self._endpoints[name] = Endpoint(broker, fleet, RateLimiter(self.config.limits, self.config.requests_per_worker))
+        types = {kind: record for record, kind in KINDS.items()}
+        self.account.start(msgspec.msgpack.decode(record, type=types[kind]) for kind, record in state.records())
+
+    def open_endpoint(self, config: EndpointConfig, version: int) -> None:
+        """Serve an endpoint, with the jobs and bills that an earlier process of the emulator had of it."""
+        name = config.name
+        launcher = self._launcher(config)
+        fleet = Fleet(
+            config,
+            self.clock,
+            launcher,
+            lambda worker: self._metered(name, worker, worker.meter),
+            self._earlier_bill(config),
+            version=version,
+            on_event=lambda worker, text: self._worker_event(name, worker, text),
+            on_end=lambda worker: self._worker_ended(name, worker),
+        )
+        broker = Broker(config.endpoint_id, self.config.broker_settings(config), self, fleet)
+        broker.completed, broker.failed, broker.retried = self._counters.pop(broker.endpoint, (0, 0, 0))
+        broker.restore(self._restored.pop(broker.endpoint, ()), self.clock.time())
+        fleet.broker = broker
+        self._endpoints[name] = self._by_id[config.endpoint_id] = Endpoint(
+            broker, fleet, RateLimiter(self.config.limits, self.config.requests_per_worker)
+        )
+        if self._ticker is not None:  # else all endpoints are still being opened
+            fleet.reconcile()
+            self._write_facts()
+
+    def _earlier_bill(self, config: EndpointConfig) -> Bill:
+        bill = Bill()
+        for earlier in self._earlier.pop(config.name, ()):
+            meter = Meter(startup_s=earlier.startup_s, execution_s=earlier.execution_s, idle_s=earlier.idle_s)
+            price = config.usd_per_s if earlier.usd_per_s is None else earlier.usd_per_s
+            bill = bill.plus(meter, price, config.gpu_count if earlier.gpus is None else earlier.gpus)
+        return bill
+
+    def _log_path(self, endpoint: str, worker: str) -> Path:
+        return self._directory / "logs" / endpoint / f"{worker}.log"
 
     def _launcher(self, endpoint: EndpointConfig) -> Launcher | None:
-        script = self._scripted.get(endpoint.name)
+        script = self._scripted.get(endpoint.shown_name) or self._scripted.get(endpoint.name) or self._scripted.get("*")
         if script is not None:
-            launcher = ScriptedLauncher(script, self.base_url, self.worker_key, self.clock)
+            launcher = ScriptedLauncher(
+                script,
+                self.base_url,
+                self.worker_key,
+                self.clock,
+                lambda worker, line: self.logs.say(endpoint.name, worker, line, "container"),
+            )
             self._launchers[endpoint.name] = launcher
             return launcher
         if not endpoint.command:
@@ -393,13 +553,33 @@ class Emulator:
             identity.s3_ports,
         )
         await self.s3.start()
+        for volume in self.account.volumes:
+            await self.s3.make_bucket(volume)
+        if self.config.control:
+            await self._start_volumes(self.s3, identity)
+
+    async def _start_volumes(self, s3: SeaweedS3, identity: Identity) -> None:
+        proxy = VolumeProxy(
+            lambda: self.account.volumes,
+            upstream=lambda: s3.endpoint_url,
+            own=s3.client_keys,
+            keys=(s3.client_keys, s3.worker_keys),
+            seam=self.seam,
+        )
+        listener = _listen("127.0.0.1", identity.volumes_port, fixed=False)
+        self._volumes_runner = web.AppRunner(proxy.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._volumes_runner.setup()
+        await web.SockSite(self._volumes_runner, listener).start()
+        self._volumes_port = listener.getsockname()[1]
 
     async def _tick(self) -> None:
         while True:
             now = self.clock.time()
-            for endpoint in self._endpoints.values():
+            for endpoint in list(self._endpoints.values()):
                 endpoint.broker.tick(now)
                 endpoint.fleet.reconcile()
+            self.account.tick(now)
+            self.logs.tick()
             if now - self._meters_saved >= METER_SAVE_S:
                 self._meters_saved = now
                 for name, endpoint in self._endpoints.items():
@@ -443,7 +623,7 @@ class Emulator:
 
     def _write_identity(self) -> None:
         ports = self._identity.s3_ports if self.s3 is None else self.s3.ports
-        self._identity = msgspec.structs.replace(self._identity, port=self._port, s3_ports=ports)
+        self._identity = msgspec.structs.replace(self._identity, port=self._port, s3_ports=ports, volumes_port=self._volumes_port)
         write_private(self._directory / "identity.json", msgspec.json.encode(self._identity))
 
     def _write_facts(self) -> None:
@@ -458,7 +638,7 @@ class Emulator:
 
 def _endpoint_facts(endpoint: EndpointConfig) -> EndpointFacts:
     return EndpointFacts(
-        name=endpoint.name,
+        name=endpoint.shown_name,
         id=endpoint.endpoint_id,
         model=endpoint.model or endpoint.name,
         tasks=endpoint.tasks,

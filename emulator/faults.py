@@ -14,7 +14,8 @@ May touch: the standard library only. A test installs a hook, which looks at a m
 | delivery | a job on its way to a worker (`job` is set)  | taken, never arrives      | -                  | in a batch so often |
 | webhook  | an attempt of a webhook (`job` is set)       | counts as made and failed | as if it had come  | sent so often        |
 
-A delay comes before all of these.
+A delay comes before all of these. REST v2's requests and answers pass as those of the data plane do: `operation` is their method and route
+("POST /v2/serverless", "PATCH /v2/serverless/{id}"), `endpoint` the id in it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Action:
     drop: bool = False
     answer: int | None = None
     copies: int = 1
+    retry_after_s: int | None = None
+    """Retry-After of an `answer` of REST v2, in seconds; a 429 there has one in any case."""
 
 
 PASS: Final = Action()

@@ -32,7 +32,6 @@ def worker_environment(
         "RUNPOD_POD_HOSTNAME": worker,
         "RUNPOD_ENDPOINT_ID": endpoint.endpoint_id,
         "RUNPOD_AI_API_KEY": key,
-        "RUNPOD_GPU_COUNT": str(endpoint.gpu_count),
         "RUNPOD_PING_INTERVAL": str(ping_interval_ms),
         "RUNPOD_WEBHOOK_GET_JOB": f"{plane}/job-take/$ID{gpu}",
         "RUNPOD_WEBHOOK_POST_OUTPUT": f"{plane}/job-done/$RUNPOD_POD_ID/$ID{gpu}",
@@ -42,6 +41,12 @@ def worker_environment(
         "RUNPOD_SKIP_AUTO_SYSTEM_CHECKS": "true",
         "RUNPOD_SKIP_GPU_CHECK": "true",
     }
+    if endpoint.compute == "GPU":
+        platform["RUNPOD_GPU_COUNT"] = str(endpoint.gpu_count)
+    if endpoint.data_center is not None:
+        platform["RUNPOD_DC_ID"] = endpoint.data_center
+    if endpoint.network_volume is not None:
+        platform["RUNPOD_VOLUME_ID"] = endpoint.network_volume
     # an empty home: the SDK would take keys from ~/.runpod before the one above
     defaults = {"HOME": str(home), "RUNPOD_DEBUG_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
     return {**inherited, **defaults, **endpoint.env, **platform}

@@ -25,7 +25,7 @@ import msgspec
 
 from contract.errors import EmulatorError
 from contract.facts import LocalFile, Stack, load_emulator, state_dir
-from emulator.config import EmulatorConfig, EndpointConfig
+from emulator.config import EmulatorConfig, EndpointConfig, ImageConfig
 
 UP_TIMEOUT_S: Final = 60.0
 DOWN_TIMEOUT_S: Final = 30.0
@@ -95,6 +95,9 @@ def default_config(
     names or folders as the worker understands NIGHTBATCH_MODEL. `worker_env`: added to both. One worker each at most: this machine has
     no GPUs to spread over. An idle worker stays a minute, since a cold start costs more than that on a CPU; its seconds are billed as
     they would be. Workers share the user's cache ($NIGHTBATCH_CACHE), although their home is in the state directory.
+
+    Endpoints made through REST run the same worker, whatever image they name: what it serves is in their env (NIGHTBATCH_MODEL,
+    NIGHTBATCH_TASK). The idle rule is off: on this machine nobody pays for an endpoint that rests for a week.
     """
     cache = os.environ.get("NIGHTBATCH_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "nightbatch"
@@ -118,7 +121,10 @@ def default_config(
         )
 
     return EmulatorConfig(
-        state_dir=str(directory), endpoints=(endpoint("minilm", minilm, "embed"), endpoint("smollm2", smollm2, "generate"))
+        state_dir=str(directory),
+        endpoints=(endpoint("minilm", minilm, "embed"), endpoint("smollm2", smollm2, "generate")),
+        images={"*": ImageConfig(command=command, env=env)},
+        idle_rule=False,
     )
 
 

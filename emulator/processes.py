@@ -89,7 +89,7 @@ def _launch(
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C in a terminal is for the emulator, which then ends its workers in order
             )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the environment
         ours.close()
         raise EmulatorError(f"The process {command[0]} could not be started: {error}.", where=str(log)) from error
     finally:

@@ -11,17 +11,22 @@ import asyncio
 import datetime
 import hashlib
 import hmac
+import html
 import json
 import os
+import re
 import shutil
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from contract.errors import EmulatorError
 from contract.models import S3Config
@@ -87,8 +92,8 @@ class SeaweedS3:
     def __init__(self, directory: Path, bucket: str, client: KeyPair, worker: KeyPair, ports: tuple[int, ...] = ()) -> None:
         self._directory = directory
         self.bucket = bucket
-        self._client = client
-        self._worker = worker
+        self.client_keys = client
+        self.worker_keys = worker
         self._preferred = ports
         self.ports: tuple[int, ...] = ()
         self._process: GuardedProcess | None = None
@@ -100,12 +105,12 @@ class SeaweedS3:
     @property
     def client_config(self) -> S3Config:
         """s3Config with the keys of the client."""
-        return self._config(self._client)
+        return self._config(self.client_keys)
 
     @property
     def worker_config(self) -> S3Config:
         """s3Config with the keys of workers."""
-        return self._config(self._worker)
+        return self._config(self.worker_keys)
 
     @property
     def log_path(self) -> Path:
@@ -137,6 +142,31 @@ class SeaweedS3:
             await self.stop()
         raise EmulatorError("The S3 server did not start; the end of its log: " + _tail(self.log_path), where=str(self.log_path))
 
+    async def make_bucket(self, name: str) -> None:
+        """A further bucket, and wait until it is there. One that exists is as good."""
+        until = time.monotonic() + START_TIMEOUT_S
+        while (status := await self._signed("HEAD", f"/{name}")) != 200:
+            if status == 404:
+                await self._signed("PUT", f"/{name}")
+            if time.monotonic() > until:
+                raise EmulatorError(f"The bucket {name} could not be made (status {status}).", where=str(self.log_path))
+            await asyncio.sleep(0.02)
+
+    async def drop_bucket(self, name: str) -> None:
+        """A bucket and all that is in it. One that does not exist is as good."""
+        until = time.monotonic() + START_TIMEOUT_S
+        while (found := await self._call("GET", f"/{name}", query="list-type=2&max-keys=1000")) is None or found[0] == 200:
+            keys = [] if found is None else re.findall(r"<Key>([^<]*)</Key>", found[1].decode(errors="replace"))
+            for key in keys:
+                await self._signed("DELETE", f"/{name}/{quote(html.unescape(key), safe='/-_.~')}")
+            status = None if keys else await self._signed("DELETE", f"/{name}")
+            if status in (200, 204, 404):
+                return
+            if status is not None or found is None:
+                await asyncio.sleep(0.02)
+            if time.monotonic() > until:
+                raise EmulatorError(f"The bucket {name} could not be deleted (status {status}).", where=str(self.log_path))
+
     async def ended(self) -> int:
         """Wait until the running server ends by itself; its exit code."""
         assert self._process is not None
@@ -158,8 +188,8 @@ class SeaweedS3:
 
         return {
             "identities": [
-                identity("client", self._client, ["Admin", "Read", "Write", "List", "Tagging"]),
-                identity("worker", self._worker, [f"{action}:{self.bucket}" for action in ("Read", "Write", "List")]),
+                identity("client", self.client_keys, ["Admin", "Read", "Write", "List", "Tagging"]),
+                identity("worker", self.worker_keys, [f"{action}:{self.bucket}" for action in ("Read", "Write", "List")]),
             ]
         }
 
@@ -206,35 +236,54 @@ class SeaweedS3:
 
     async def _signed(self, method: str, path: str, body: bytes = b"") -> int | None:
         """The status of a request signed with the client's keys (AWS Signature 4); None if there was no answer."""
+        answer = await self._call(method, path, body)
+        return None if answer is None else answer[0]
+
+    async def _call(self, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[int, bytes] | None:
+        """Status and body of a signed request. `path` is percent-encoded, `query` sorted and percent-encoded."""
         host = f"127.0.0.1:{self.ports[0]}"
-        headers = sign(method, path, host, self._client, datetime.datetime.now(datetime.UTC), body)
+        headers = sign(method, path, host, self.client_keys, datetime.datetime.now(datetime.UTC), body, query)
+        url = URL(f"http://{host}{path}" + (f"?{query}" if query else ""), encoded=True)
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-                session.request(method, f"http://{host}{path}", headers=headers, data=body or None) as answer,
+                session.request(method, url, headers=headers, data=body or None) as answer,
             ):
-                await answer.read()
-                return answer.status
+                return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
 
 
-def sign(method: str, path: str, host: str, keys: KeyPair, now: datetime.datetime, body: bytes = b"") -> dict[str, str]:
-    """Headers of an S3 request without a query, with AWS Signature 4. Here so that this room needs no S3 library."""
-    region = "us-east-1"
+def sign(method: str, path: str, host: str, keys: KeyPair, now: datetime.datetime, body: bytes = b"", query: str = "") -> dict[str, str]:
+    """Headers of an S3 request with AWS Signature 4. Here so that this room needs no S3 library."""
+    return sign_headers(method, path, query, {"host": host}, hashlib.sha256(body).hexdigest(), keys, now)
+
+
+def sign_headers(
+    method: str, path: str, query: str, headers: Mapping[str, str], payload: str, keys: KeyPair, now: datetime.datetime
+) -> dict[str, str]:
+    """The given headers (lower-case names, `host` among them), all signed. `payload`: the body's SHA-256, or what stands in its place."""
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
-    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
-    payload = hashlib.sha256(body).hexdigest()
-    signed = {"host": host, "x-amz-content-sha256": payload, "x-amz-date": stamp}
-    names = ";".join(signed)
-    request = "\n".join([method, path, "", *(f"{name}:{value}" for name, value in signed.items()), "", names, payload])
+    scope = f"{stamp[:8]}/us-east-1/s3/aws4_request"
+    signed = {**headers, "x-amz-content-sha256": payload, "x-amz-date": stamp}
+    names = ";".join(sorted(signed))
+    found = signature(method, path, query, signed, names, payload, keys.secret, stamp, scope)
+    credential = f"AWS4-HMAC-SHA256 Credential={keys.access}/{scope}, SignedHeaders={names}, Signature={found}"
+    return {**signed, "authorization": credential}
+
+
+def signature(
+    method: str, path: str, query: str, headers: Mapping[str, str], names: str, payload: str, secret: str, stamp: str, scope: str
+) -> str:
+    """AWS Signature 4 over the headers in `names` (sorted, joined by semicolons), as the signing guide has it. `path` as it is sent,
+    `query` canonical."""
+    lines = [f"{name}:{' '.join(headers.get(name, '').split())}" for name in names.split(";")]
+    request = "\n".join([method, path, query, *lines, "", names, payload])
     text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(request.encode()).hexdigest()])
-    key = b"AWS4" + keys.secret.encode()
+    key = b"AWS4" + secret.encode()
     for part in scope.split("/"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-    credential = f"AWS4-HMAC-SHA256 Credential={keys.access}/{scope}, SignedHeaders={names}, Signature={signature}"
-    return {**signed, "authorization": credential}
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _remove_sockets(ports: tuple[int, ...]) -> None:

@@ -42,6 +42,8 @@ class Script:
     pings: bool = True
     exit_code: int | None = None
     """Ends with this code instead of asking for work."""
+    says: tuple[str, ...] = ()
+    """Lines of its log, at its start; a handler says more with `worker.say`."""
 
 
 class ScriptedWorker:
@@ -49,9 +51,15 @@ class ScriptedWorker:
 
     pid: int | None = None
 
-    def __init__(self, script: Script, worker: str, plane_url: str, key: str, clock: Clock) -> None:
+    def __init__(
+        self, script: Script, worker: str, plane_url: str, key: str, clock: Clock, endpoint: EndpointConfig, say: Callable[[str], None]
+    ) -> None:
         self.id = worker
         self.clock = clock
+        self.endpoint = endpoint
+        """The settings that it was started with: its env, its image."""
+        self.say = say
+        """Print a line into its log."""
         self._script = script
         self._plane = plane_url
         self._headers = {"Authorization": key}
@@ -84,6 +92,8 @@ class ScriptedWorker:
     # --- its life -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> int:
+        for line in self._script.says:
+            self.say(line)
         await self.clock.sleep(self._script.start_s)
         if self._script.exit_code is not None:
             return self._script.exit_code
@@ -177,8 +187,11 @@ class ScriptedWorker:
 class ScriptedLauncher:
     """Launches workers of one script. `workers`: all that it has launched, by id."""
 
-    def __init__(self, script: Script, base_url: str, key: str, clock: Clock) -> None:
+    def __init__(
+        self, script: Script, base_url: str, key: str, clock: Clock, say: Callable[[str, str], None] = lambda worker, line: None
+    ) -> None:
         self.script = script
+        self._say = say
         self._base_url = base_url
         self._key = key
         self._clock = clock
@@ -186,6 +199,6 @@ class ScriptedLauncher:
 
     async def launch(self, endpoint: EndpointConfig, worker: str) -> WorkerHandle:
         plane = f"{self._base_url}/{endpoint.endpoint_id}"
-        launched = ScriptedWorker(self.script, worker, plane, self._key, self._clock)
+        launched = ScriptedWorker(self.script, worker, plane, self._key, self._clock, endpoint, lambda line: self._say(worker, line))
         self.workers[worker] = launched
         return launched

@@ -88,7 +88,9 @@ class Server:
         forwarded: tuple[str, ...],
         admin: Callable[[], dict[str, Any]],
         reconfigure: Callable[[str, dict[str, Any]], None],
+        first_routes: Callable[[web.UrlDispatcher], None] = lambda router: None,
     ) -> None:
+        """`endpoints` by id, as they are at each request. `first_routes` come before those here."""
         self._endpoints = endpoints
         self._clock = clock
         self._seam = seam
@@ -100,6 +102,7 @@ class Server:
         self._forwarded = forwarded
         self._admin = admin
         self._reconfigure = reconfigure
+        self._first_routes = first_routes
         self._data: dict[str, tuple[str, int, Handler]] = {
             "run": ("POST", 0, self._run),
             "runsync": ("POST", 0, self._runsync),
@@ -123,6 +126,7 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=_BODY_LIMIT)
+        self._first_routes(app.router)
         app.router.add_route("*", "/v2/{endpoint}/{operation}", self._entry)
         app.router.add_route("*", "/v2/{endpoint}/{operation}/{rest:.+}", self._entry)
         app.router.add_get("/_emulator/health", self._admin_health)
@@ -151,7 +155,7 @@ class Server:
         )
         action = await self._seam.passing(about)
         if action.drop:
-            return _hang_up(request)
+            return hang_up(request)
         if action.answer is not None:
             return _error(action.answer, "made by a fault")
         response = await self._answer(request, endpoint_id, operation, path)
@@ -161,7 +165,7 @@ class Server:
             Message("response", endpoint_id, operation, job=about.job, worker=about.worker, status=response.status)
         )
         if after.drop:
-            return _hang_up(request)
+            return hang_up(request)
         return response if after.answer is None else _error(after.answer, "made by a fault")
 
     async def _answer(self, request: web.Request, endpoint_id: str, operation: str, path: tuple[str, ...]) -> web.StreamResponse:
@@ -324,7 +328,7 @@ class Server:
                 action = await self._seam.passing(Message("delivery", call.endpoint_id, call.operation, job=job.id, worker=call.path[0]))
             given += [jobs.delivery(job, self._forwarded)] * (0 if action.drop else action.copies)
         if not given:
-            return _hang_up(call.request)
+            return hang_up(call.request)
         return _json(200, given[0] if single else given)
 
     async def _job_stop(self, call: Call) -> web.Response:
@@ -423,7 +427,7 @@ def _error(status: int, text: str) -> web.Response:
     return _json(status, {"error": text})
 
 
-def _hang_up(request: web.Request) -> web.StreamResponse:
+def hang_up(request: web.Request) -> web.StreamResponse:
     """End the connection without an answer."""
     if request.transport is not None:
         request.transport.abort()

@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITH
 CREATE TABLE IF NOT EXISTS bodies (id TEXT PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS webhooks (id TEXT PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS workers (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (id TEXT PRIMARY KEY, kind TEXT NOT NULL, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS hours (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counters (endpoint TEXT PRIMARY KEY, completed INTEGER, failed INTEGER, retried INTEGER) WITHOUT ROWID;
 """
 
@@ -55,6 +57,9 @@ class WorkerBill(msgspec.Struct, frozen=True):
     startup_s: float
     execution_s: float
     idle_s: float
+    usd_per_s: float | None = None
+    gpus: int | None = None
+    """Price and GPUs when it started; None: those of the endpoint as it is (state of earlier versions)."""
 
 
 class State:
@@ -115,6 +120,14 @@ class State:
         rows = self._db.execute("SELECT endpoint, completed, failed, retried FROM counters")
         return {endpoint: (completed, failed, retried) for endpoint, completed, failed, retried in rows}
 
+    def records(self) -> list[tuple[str, bytes]]:
+        """Kind and record (MessagePack) of everything that the control plane keeps."""
+        return [(kind, record) for kind, record in self._db.execute("SELECT kind, record FROM records ORDER BY rowid")]
+
+    def hours(self) -> list[bytes]:
+        """What endpoints have cost by the hour (MessagePack)."""
+        return [record for (record,) in self._db.execute("SELECT record FROM hours")]
+
     # --- writing --------------------------------------------------------------------------------------------------
 
     def job_saved(self, job: Job) -> None:
@@ -136,6 +149,16 @@ class State:
 
     def counters_saved(self, endpoint: str, completed: int, failed: int, retried: int) -> None:
         self._put("counters", endpoint, (endpoint, completed, failed, retried))
+
+    def record_saved(self, kind: str, record_id: str, record: bytes) -> None:
+        key = f"{kind}/{record_id}"
+        self._put("records", key, (key, kind, record))
+
+    def record_deleted(self, kind: str, record_id: str) -> None:
+        self._put("records", f"{kind}/{record_id}", None)
+
+    def hour_saved(self, key: str, record: bytes) -> None:
+        self._put("hours", key, (key, record))
 
     async def durable(self) -> None:
         """Return when everything that was saved before is written. Raises EmulatorError if it could not be."""

@@ -72,6 +72,8 @@ class Worker:
     id: str
     version: int
     created_at: float
+    config: EndpointConfig | None = None
+    """The settings that it was started with; None for one from outside."""
     launched_at: float | None = None
     ready_at: float | None = None
     idle_since: float | None = None
@@ -88,6 +90,9 @@ class Worker:
     heard_at: float = 0.0
     """When it last asked for work or pinged."""
     meter: Meter = field(default_factory=Meter)
+    accounted_s: float = 0.0
+    """Seconds of its meter that hourly billing has counted."""
+    accounted_at: float | None = None
     handle: WorkerHandle | None = None
     task: asyncio.Task[None] | None = None
     polls: set[asyncio.Future[None]] = field(default_factory=set)
@@ -96,6 +101,15 @@ class Worker:
     @property
     def may_work(self) -> bool:
         return not (self.stopping or self.leaving or self.outdated or self.unhealthy)
+
+    @property
+    def usd_per_s(self) -> float:
+        """Of the whole worker, all its GPUs."""
+        return 0.0 if self.config is None else self.config.usd_per_s * self.config.gpu_count
+
+    def added_to(self, bill: Bill, meter: Meter) -> Bill:
+        """A bill with this worker on it, at the price that it was started for."""
+        return bill if self.config is None else bill.plus(meter, self.config.usd_per_s, self.config.gpu_count)
 
     def end_polls(self) -> None:
         for poll in self.polls:
@@ -129,17 +143,26 @@ class Fleet:
         launcher: Launcher | None,
         on_meter: Callable[[Worker], None],
         earlier: Bill,
+        *,
+        version: int = 1,
+        on_event: Callable[[Worker, str], None] = lambda worker, text: None,
+        on_end: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
+        """`on_event` is told of a worker's life in words, `on_end` of a worker that is no more, with its meter at its end."""
         self.endpoint = endpoint
         self.hosts = endpoint.hosts
         """How many workers find a host; may be changed at any time."""
         self._clock = clock
         self._launcher = launcher
         self._on_meter = on_meter
+        self._on_event = on_event
+        self._on_end = on_end
+        self.failing_since: float | None = None
+        """Since when workers have become unhealthy without any becoming ready."""
         self._closed = earlier
         self._workers: dict[str, Worker] = {}
         self._failures = 0
-        self._version = 1
+        self._version = version
         self._closing = False
         self.broker: Broker
 
@@ -165,7 +188,7 @@ class Fleet:
         now = self._clock.time()
         bill = self._closed
         for worker in self._workers.values():
-            bill = bill.plus(worker.meter.at(now), self.endpoint.usd_per_s, self.endpoint.gpu_count)
+            bill = worker.added_to(bill, worker.meter.at(now))
         return bill
 
     # --- what workers do ------------------------------------------------------------------------------------------
@@ -183,6 +206,8 @@ class Fleet:
             now = self._clock.time()
             worker.ready_at = worker.idle_since = now
             self._failures = 0
+            self.failing_since = None
+            self._on_event(worker, "worker is ready")
             self._meter(worker, Phase.IDLE)
         return worker
 
@@ -216,7 +241,7 @@ class Fleet:
         """It reported `status=unhealthy` (a fitness check failed); it is about to exit."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.unhealthy is None:
-            worker.unhealthy = reason
+            self._is_unhealthy(worker, reason)
             self._meter(worker, Phase.UNBILLED)
 
     # --- what the emulator does -----------------------------------------------------------------------------------
@@ -230,7 +255,7 @@ class Fleet:
             if worker.launched_at is None or not worker.starting or worker.unhealthy is not None:
                 continue
             if now - worker.launched_at > self.endpoint.init_timeout_s:
-                worker.unhealthy = f"not ready after {self.endpoint.init_timeout_s:g} s"
+                self._is_unhealthy(worker, f"not ready after {self.endpoint.init_timeout_s:g} s")
                 self._meter(worker, Phase.UNBILLED)
                 if worker.handle is not None:
                     worker.handle.kill()
@@ -259,11 +284,17 @@ class Fleet:
         if decision.answered:
             self.broker.scaler_answered()
 
-    def update(self, endpoint: EndpointConfig) -> None:
-        """New settings. What concerns a worker's container makes a new release: idle workers are stopped at once, busy ones finish."""
+    def update(self, endpoint: EndpointConfig, version: int | None = None) -> None:
+        """New settings. What concerns a worker's container makes a new release: idle workers are stopped at once, busy ones finish.
+
+        `version`: who keeps the endpoint's releases says which this is; a new number is a release, the same is none."""
         before, self.endpoint = self.endpoint, endpoint
         self.hosts = endpoint.hosts
-        if (before.command, before.env, before.cwd, before.image, before.gpu, before.gpu_count) != (
+        if version is not None:
+            if version != self._version:
+                self._version = version - 1
+                self.release()
+        elif (before.command, before.env, before.cwd, before.image, before.gpu, before.gpu_count) != (
             endpoint.command, endpoint.env, endpoint.cwd, endpoint.image, endpoint.gpu, endpoint.gpu_count,
         ):  # fmt: skip
             self.release()
@@ -276,6 +307,7 @@ class Fleet:
                 continue
             if worker.busy:
                 worker.outdated = True
+                self._on_event(worker, "a newer release is there: worker ends after its jobs")
             else:
                 self._stop(worker)
 
@@ -291,9 +323,10 @@ class Fleet:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
-        worker = Worker(secrets.token_hex(7), self._version, now)
+        worker = Worker(secrets.token_hex(7), self._version, now, self.endpoint)
         worker.throttled = self.hosts is not None and self._on_hosts() >= self.hosts
         self._workers[worker.id] = worker
+        self._on_event(worker, "worker is throttled: no host has room" if worker.throttled else "create container")
         if not worker.throttled:
             self._launch(worker)
 
@@ -304,6 +337,7 @@ class Fleet:
         for worker in self.workers:
             if worker.throttled and (self.hosts is None or self._on_hosts() < self.hosts):
                 worker.throttled = False
+                self._on_event(worker, "create container")
                 self._launch(worker)
 
     def _launch(self, worker: Worker) -> None:
@@ -312,13 +346,15 @@ class Fleet:
     async def _live(self, worker: Worker) -> None:
         """A worker's life: image pull, start, work, end."""
         assert self._launcher is not None
+        assert worker.config is not None
         code: int | None = None
         try:
-            await self._clock.sleep(self.endpoint.initialize_s)
+            await self._clock.sleep(worker.config.initialize_s)
             worker.launched_at = self._clock.time()
             self._meter(worker, Phase.STARTUP)
+            self._on_event(worker, "start container")
             try:
-                worker.handle = await self._launcher.launch(self.endpoint, worker.id)
+                worker.handle = await self._launcher.launch(worker.config, worker.id)
             except EmulatorError as error:
                 log.error("worker %s of %s: %s", worker.id, self.endpoint.name, error)
                 code = 127
@@ -328,8 +364,9 @@ class Fleet:
                 code = await worker.handle.wait()
             self._meter(worker, Phase.UNBILLED)
             self.broker.worker_gone(worker.id)
+            self._on_event(worker, f"container ended with exit code {code}")
             if worker.starting and not worker.stopping:
-                worker.unhealthy = worker.unhealthy or f"ended with exit code {code} before it asked for work"
+                self._is_unhealthy(worker, worker.unhealthy or f"ended with exit code {code} before it asked for work")
                 log.warning("worker %s of %s is unhealthy: %s", worker.id, self.endpoint.name, worker.unhealthy)
                 wait_s = RETRY_WAITS_S[min(self._failures, len(RETRY_WAITS_S) - 1)]
                 self._failures += 1
@@ -344,7 +381,9 @@ class Fleet:
         self._meter(worker, Phase.UNBILLED)
         worker.end_polls()
         if self._workers.pop(worker.id, None) is not None:
-            self._closed = self._closed.plus(worker.meter, self.endpoint.usd_per_s, self.endpoint.gpu_count)
+            self._closed = worker.added_to(self._closed, worker.meter)
+            self._on_event(worker, "worker is removed")
+            self._on_end(worker)
         self.broker.worker_gone(worker.id)
         if not self._closing:
             self.broker.ask_again()
@@ -362,6 +401,8 @@ class Fleet:
                 worker.task.cancel()
             return
         if not worker.stopping or kill:
+            if not worker.stopping:
+                self._on_event(worker, "stop container")
             worker.stopping = True
             if kill:
                 worker.handle.kill()
@@ -370,6 +411,13 @@ class Fleet:
             # only now: a worker that has its signal does not ask again when its poll ends
             worker.end_polls()
             self.broker.release_polls(worker.id)
+
+    def _is_unhealthy(self, worker: Worker, reason: str) -> None:
+        if worker.unhealthy is None:
+            self._on_event(worker, f"worker is unhealthy: {reason}")
+        worker.unhealthy = reason
+        if self.failing_since is None:
+            self.failing_since = self._clock.time()
 
     def _meter(self, worker: Worker, phase: Phase) -> None:
         if worker.external:
