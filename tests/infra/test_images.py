@@ -328,7 +328,7 @@ async def test_a_folder_that_cannot_be_written_is_named(registry: Registry, tmp_
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "mkstemp", refused)
-    with pytest.raises(UsageError, match="cannot be written .Permission denied"):
+    with pytest.raises(UsageError, match=r"cannot be written .Permission denied"):
         await pin(path, "v2", endpoint="minilm", environ={})
     assert path.read_bytes() == before
 

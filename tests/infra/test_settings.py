@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contract.facts import API_URL
-from infra.settings import KEYS, POOLS, RULE_NAMES, Gpu, Health, ModelSource, Prices, SettingsError, parse, prices, stack_file
+from infra import settings as settings_module
+from infra.settings import KEYS, POOLS, RULE_NAMES, Gpu, Health, ModelSource, Prices, Problem, SettingsError, parse, prices, stack_file
 from tests.infra.stacks import DIGEST, IMAGE, balanced, endpoint, stack, values
 
 VOLUME = {"name": "models", "size": 50, "dataCenter": "EU-RO-1"}
@@ -243,11 +246,35 @@ def test_the_stack_files_of_the_project_can_be_used(name: str, repo: Path) -> No
 
 
 def test_every_setting_is_in_the_documentation(repo: Path) -> None:
-    from infra import settings
-
     text = (repo / "docs/infrastructure.md").read_text()
-    keys = {*KEYS, *settings._ENDPOINT_KEYS, *settings._VOLUME_KEYS, *RULE_NAMES}
+    keys = {*KEYS, *settings_module._ENDPOINT_KEYS, *settings_module._VOLUME_KEYS, *RULE_NAMES}
     assert not [key for key in keys if f"`{key}" not in text and f".{key}`" not in text]
+
+
+LEAF = st.none() | st.booleans() | st.integers(-5, 5000) | st.floats(allow_nan=False) | st.text(max_size=8)
+JSON = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6)
+
+
+def found_in(given: dict[str, Any]) -> tuple[Problem, ...]:
+    """The problems, none where it can be used. Any other exception fails the test."""
+    try:
+        parse(given, "dev")
+    except SettingsError as error:
+        return error.problems
+    return ()
+
+
+@given(st.sampled_from(KEYS), JSON)
+def test_no_value_of_a_key_breaks_the_reading(key: str, value: Any) -> None:
+    for problem in found_in({**values(), key: value}):
+        assert problem.key.startswith("nightbatch:")
+        assert problem.what
+
+
+@given(st.sampled_from(settings_module._ENDPOINT_KEYS), JSON)
+def test_no_value_of_an_endpoints_key_breaks_the_reading(key: str, value: Any) -> None:
+    for problem in found_in(values(endpoints=[{**endpoint(), key: value}])):
+        assert problem.key.startswith("nightbatch:endpoints[0]")
 
 
 # --- prices --------------------------------------------------------------------------------------------------------------------------
