@@ -1,0 +1,1 @@
+"""infra/review: looking at stacks: previews and their report, drift, doctor, the kill switch, and the one runner of the engine."""
