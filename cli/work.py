@@ -85,6 +85,8 @@ class Following:
     def __post_init__(self) -> None:
         if self.deadline is not None:
             parse_span(self.deadline)  # said before anything is planned or sent
+        if self.webhook_url is not None:
+            check_url(self.webhook_url, "--webhook-url")
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _value(value: str, text: str) -> Any:
     return parsed
 
 
-def parse_span(text: str) -> timedelta:
+def parse_span(text: str, option: str = "--deadline") -> timedelta:
     """`90s`, `45m`, `6h`, `2d`. Raises UsageError."""
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     try:
@@ -140,7 +142,7 @@ def parse_span(text: str) -> timedelta:
     except (KeyError, ValueError, OverflowError):
         span = timedelta(0)
     if span <= timedelta(0):
-        raise UsageError("is not a time span.", where=f"--deadline {text}", fix="For example: --deadline 6h (from now).")
+        raise UsageError("is not a time span.", where=f"{option} {text}", fix=f"For example: {option} 6h.")
     return span
 
 
@@ -461,8 +463,6 @@ async def follow_run(stack: Stack, run: RunHandle, store: S3Store, how: Followin
     from pipelines.runs import endpoint_of
     from pipelines.submit import open_jobs, set_running
 
-    if how.webhook_url is not None:
-        check_url(how.webhook_url, "--webhook-url")
     await set_running(run, store)
     jobs = open_jobs(stack, endpoint_of(run.plan, stack.facts).id)
     ledger = open_ledger(progress)
@@ -480,11 +480,26 @@ async def follow_run(stack: Stack, run: RunHandle, store: S3Store, how: Followin
                 allow_mixed_image=how.allow_mixed_image,
                 webhook_url=how.webhook_url,
                 ledger=ledger,
+                live_limits=live_limits(stack),
             )
     finally:
         await jobs.close()
         if ledger is not None:
             ledger.close()
+
+
+def live_limits(stack: Stack, environ: Mapping[str, str] = os.environ) -> Callable[[str], Awaitable[int]]:
+    """What tells a run, before its first job, how many workers its endpoint may have now: RunPod's REST v2."""
+    from infra.provider.client import RestClient
+    from infra.review.live import LIMITS_DEADLINE_S, live_workers_max, rest_base
+
+    base = rest_base(stack.facts.api_url, environ)
+
+    async def ask(endpoint_id: str) -> int:
+        async with RestClient(base, stack.secrets.api_key, deadline_s=LIMITS_DEADLINE_S, attempt_s=LIMITS_DEADLINE_S) as rest:
+            return await live_workers_max(rest, endpoint_id)
+
+    return ask
 
 
 async def finish(

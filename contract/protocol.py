@@ -1095,7 +1095,7 @@ def stall_for(state: RunState, seen: Survey, now: datetime, tuning: Tuning = DEF
         return Stall(
             "no_workers",
             f"endpoint {state.plan.infra.endpoint} allows no workers (RunPod cuts idle endpoints to 2 after 3 days and to 0 after 7): "
-            "set its workers.max again.",
+            f"raise its workers.max again, with `nightbatch doctor {state.plan.infra.stack} --fix`.",
             final=True,
         )
     if seen.running or not seen.queued:

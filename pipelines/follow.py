@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,7 +32,7 @@ from contract.errors import (
     StoreError,
     StoreUnavailable,
 )
-from contract.facts import Stack
+from contract.facts import EndpointFacts, Stack
 from contract.models import (
     AttemptNote,
     Commit,
@@ -155,7 +155,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that a person should know: `stall`, `other_client`, `store`, `endpoint`, `ledger`, `foreign`."""
+    """One thing that a person should know: `stall`, `limits`, `other_client`, `store`, `endpoint`, `ledger`, `foreign`."""
 
     kind: str
     text: str
@@ -163,6 +163,8 @@ class Notice:
 
 Event = Progress | Sent | Ended | Notice
 Events = Callable[[Event], None]
+LiveLimits = Callable[[str], Awaitable[int]]
+"""Endpoint id -> its workers.max as RunPod has it now. Raises InfrastructureError where RunPod does not say. The CLI brings one."""
 State = Literal["complete", "paused", "stopped", "stalled", "failed", "sent"]
 
 
@@ -775,17 +777,19 @@ async def drive(
     tuning: Tuning = DEFAULT_TUNING,
     client: str | None = None,
     rng: random.Random | None = None,
+    live_limits: LiveLimits | None = None,
 ) -> DriveResult:
     """Send what is open and follow it until the run is complete, or something stops it.
 
     `follow` False: return (state `sent`) once the window is full and everything sent is answered. Cancelling the task leaves a run that
-    can be resumed: jobs that are out stay out, and what is not in the journal by then counts as unknown.
+    can be resumed: jobs that are out stay out, and what is not in the journal by then counts as unknown. `live_limits` is asked once,
+    before the first job: an endpoint that RunPod's idle rule has cut stalls the run before anything is sent, or gives it a slower pace.
     Raises AccessDenied and StoreUnavailable (after a quarter of an hour), EndpointAuth, EndpointMissing, PlanMismatch.
     """
     endpoint = endpoint_of(run.plan, stack.facts)
     rules = rules_for(
         run.plan,
-        workers_max=endpoint.workers_max,
+        workers_max=await allowed_workers(endpoint, stack.facts.stack, live_limits, events),
         image=endpoint.image,
         pace=pace,
         budget_usd=budget_usd,
@@ -804,6 +808,33 @@ async def drive(
         except BaseException:
             await driver.leave()
             raise
+
+
+async def allowed_workers(endpoint: EndpointFacts, stack: str, live_limits: LiveLimits | None, events: Events) -> int:
+    """workers.max to go by: the lower of RunPod's own and the facts', which are the stack's ceiling; the facts' alone where RunPod does not
+    say. What RunPod has cut, or does not say, is a notice."""
+    if live_limits is None:
+        return endpoint.workers_max
+    try:
+        now = await live_limits(endpoint.id)
+    except InfrastructureError as error:
+        events(
+            Notice(
+                "limits",
+                f"how many workers endpoint {endpoint.name} may have now could not be read ({error}); going by the stack's facts: "
+                f"{endpoint.workers_max}.",
+            )
+        )
+        return endpoint.workers_max
+    if 0 < now < endpoint.workers_max:
+        events(
+            Notice(
+                "limits",
+                f"endpoint {endpoint.name} may have {now} workers now, and stack '{stack}' declares {endpoint.workers_max} (RunPod cuts "
+                f"idle endpoints to 2 after 3 days and to 0 after 7); going on with {now}. Raise it again: nightbatch doctor {stack} --fix",
+            )
+        )
+    return min(now, endpoint.workers_max)
 
 
 def _on_this_machine(url: str) -> bool:

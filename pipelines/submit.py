@@ -11,7 +11,7 @@ from contract.protocol import DEFAULT_TUNING, Standing, Tuning, rows_done, shard
 from contract.store import S3Store, Store
 from pipelines.cancel import CancelResult, set_control, state_of
 from pipelines.cancel import cancel as cancel_run
-from pipelines.follow import DriveResult, Events, drive, ignore
+from pipelines.follow import DriveResult, Events, LiveLimits, drive, ignore
 from pipelines.ledger import Ledger
 from pipelines.runpod import JobsApi, RunPodClient, Timer
 from pipelines.runs import RunHandle, endpoint_of, load_run, read_control
@@ -39,6 +39,7 @@ async def submit(
     ledger: Ledger | None = None,
     timer: Timer | None = None,
     tuning: Tuning = DEFAULT_TUNING,
+    live_limits: LiveLimits | None = None,
 ) -> DriveResult:
     """Send as much as the window allows, and return. `resume` follows and sends the rest."""
     return await drive(
@@ -53,6 +54,7 @@ async def submit(
         ledger=ledger,
         timer=timer,
         tuning=tuning,
+        live_limits=live_limits,
     )
 
 
@@ -72,6 +74,7 @@ async def resume(
     ledger: Ledger | None = None,
     timer: Timer | None = None,
     tuning: Tuning = DEFAULT_TUNING,
+    live_limits: LiveLimits | None = None,
 ) -> DriveResult:
     """Go on with a run, from any machine, from its address alone: a cancelled run is told to run again, then it is driven like any
     other."""
@@ -96,6 +99,7 @@ async def resume(
             ledger=ledger,
             timer=timer,
             tuning=tuning,
+            live_limits=live_limits,
         )
     finally:
         if jobs is None and jobs_ is not None:
