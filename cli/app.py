@@ -30,6 +30,8 @@ app = typer.Typer(
 )
 local = typer.Typer(name="local", help="RunPod's stand-in and a real S3 server on this machine.", **PLAIN)  # type: ignore[arg-type]
 app.add_typer(local)
+image = typer.Typer(name="image", help="Container images of a stack.", **PLAIN)  # type: ignore[arg-type]
+app.add_typer(image)
 
 
 @app.command("run", short_help="Dataset in, output file out: all steps in order.")
@@ -203,11 +205,19 @@ def resume(
 
 @app.command("status", short_help="How far, what it cost, what is missing.")
 @guarded
-def status(run: o.Run, stack: o.StackOfRun = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
-    """Say how far a run is, what it has cost and what is missing, from storage."""
-    from cli import work
+def status(
+    run: o.RunOrNone = None,
+    stack: o.StackOfRun = None,
+    facts: o.Facts = None,
+    all_stacks: o.AllStacks = False,
+    json_output: o.Json = False,
+) -> int:
+    """Say how far a run is, what it has cost and what is missing, from storage; or, of all stacks, what is up and what it costs."""
+    from cli import operate, work
 
-    return work.status(work.Where(stack, facts), run)
+    if all_stacks == (run is not None):
+        raise typer.BadParameter("Name one run, or say --all-stacks.", param_hint="RUN")
+    return operate.all_stacks(facts) if run is None else work.status(work.Where(stack, facts), run)
 
 
 @app.command("collect", short_help="Seal a run and write its output.")
@@ -267,6 +277,79 @@ def runs(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = Fal
     return work.runs(work.Where(stack, facts))
 
 
+@app.command("doctor", short_help="What is wrong with a stack, why, and what to do.")
+@guarded
+def doctor(
+    stack: o.StackName = None,
+    facts: o.Facts = None,
+    fix: o.Fix = False,
+    quota: o.Quota = None,
+    webhook_url: o.ProbedUrl = None,
+    night: o.Night = None,
+    json_output: o.Json = False,
+) -> int:
+    """Compare what is live with what is declared: workers, image, timeouts, queue, bucket. Each finding has evidence, cause and mend."""
+    from cli import operate, work
+
+    return operate.doctor(work.Where(stack, facts), operate.Looking(fix, quota, webhook_url, night))
+
+
+@app.command("stop", short_help="Kill switch: no workers, own jobs cancelled.")
+@guarded
+def stop(stack: o.StackToStop, facts: o.Facts = None, json_output: o.Json = False) -> int:
+    """Set workers.max of a stack's endpoints to 0 and cancel its runs' jobs by their ids. No queue is purged: others may use it too."""
+    from cli import operate, work
+
+    return operate.stop(work.Where(stack, facts))
+
+
+@app.command("start", short_help="Undo a stop.")
+@guarded
+def start(stack: o.StackToStop, facts: o.Facts = None, json_output: o.Json = False) -> int:
+    """Give a stopped stack's endpoints the workers that they had."""
+    from cli import operate, work
+
+    return operate.start(work.Where(stack, facts))
+
+
+@app.command("estimate", short_help="How many workers a load needs, and their price.")
+@guarded
+def estimate(
+    requests_per_minute: Annotated[float, typer.Option("--requests-per-minute", "-r", metavar="N", help="On average.", show_default=False)],
+    seconds: Annotated[float, typer.Option("--seconds", "-s", metavar="S", help="That one request takes on a worker.", show_default=False)],
+    peak: Annotated[
+        float | None, typer.Option("--peak", metavar="N", help="Requests a minute at the busiest; else the average.", show_default=False)
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, metavar="N", help="Requests that a worker computes at once.")] = 1,
+    pool: Annotated[str | None, typer.Option("--pool", metavar="POOL", help="Price of this GPU pool.", show_default=False)] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, metavar="N", help="GPUs of one worker.")] = 1,
+    usd_per_hour: Annotated[
+        float | None, typer.Option("--usd-per-hour", min=0.0, metavar="USD", help="Price of one worker, instead.", show_default=False)
+    ] = None,
+    json_output: o.Json = False,
+) -> int:
+    """Say how many active workers a load needs (requests/min x seconds / 60), and which maximum (20 % above peak)."""
+    from cli import operate
+
+    return operate.estimate(operate.Load(requests_per_minute, seconds, peak, concurrency, usd_per_hour, pool, gpus))
+
+
+@image.command("pin", short_help="Write a tag's digest into the stack file.")
+@guarded
+def image_pin(
+    tag: Annotated[
+        str | None, typer.Argument(metavar="[TAG]", help="A tag, or a whole reference; else the tags in the file.", show_default=False)
+    ] = None,
+    stack: o.Stack = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="NAME", help="Only this endpoint.", show_default=False)] = None,
+    json_output: o.Json = False,
+) -> int:
+    """Ask the registry which digest a tag has now, and write it into the stack file: the same image on every worker, for ever."""
+    from cli import operate, work
+
+    return operate.pin_image(work.Where(stack), tag, endpoint)
+
+
 @app.command("version", short_help="Which Nightbatch this is.")
 @guarded
 def version(json_output: o.Json = False) -> int:
@@ -276,13 +359,38 @@ def version(json_output: o.Json = False) -> int:
     return work.version()
 
 
+@app.command("preview", short_help="What `pulumi up` would do, as one report.")
+@guarded
+def preview(
+    stacks: o.Stacks = None,
+    out: o.ReportOut = None,
+    commit: o.Commit = None,
+    refresh: o.Refresh = None,
+    allow_destructive: o.AllowDestructive = False,
+    json_output: o.Json = False,
+) -> int:
+    """Preview stacks with Pulumi and write one Markdown report: what would be destroyed first, then money, rules, drift, every property."""
+    from cli import infra
+
+    return infra.preview(stacks or [], out=out, commit=commit, refresh=refresh, allow_destructive=allow_destructive)
+
+
+@app.command("drift", short_help="Is live what is declared?")
+@guarded
+def drift(stack: o.OneStack, json_output: o.Json = False) -> int:
+    """Compare what is live on RunPod with what the stack declares. Changes nothing. Ends with 0 the same, 1 drift, 3 not comparable."""
+    from cli import infra
+
+    return infra.drift(stack)
+
+
 @local.command("up", short_help="Start it in the background.")
 @guarded
-def local_up(models: o.LocalModels = None, json_output: o.Json = False) -> int:
+def local_up(models: o.LocalModels = None, pulumi: o.ByPulumi = False, json_output: o.Json = False) -> int:
     """Start the emulator and its S3 server in the background; ready when this command returns."""
     from cli import local as machine
 
-    return machine.up(models or [])
+    return machine.up(models or [], pulumi=pulumi)
 
 
 @local.command("down", short_help="Stop it and all that it started.")

@@ -18,21 +18,32 @@ if TYPE_CHECKING:
     from emulator.local import LocalStatus
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCAL = "local"
+IMAGE = "nightbatch-worker:local"
+"""What infra/stacks/Pulumi.local.yaml calls the worker."""
+STACK_FILE = "infra/stacks/Pulumi.local.yaml"
+FORGET = "delete the state folder ($NIGHTBATCH_HOME/local) to start anew"
 NAMED = {"minilm": "embed", "smollm2": "generate"}
 """The models that every local stack serves; more come through --model."""
 
 
-def up(models: Sequence[str] = ()) -> int:
+def up(models: Sequence[str] = (), *, pulumi: bool = False) -> int:
     """Start it, or say that it runs. Everything that a worker would need minutes for is done here, before it could be billed."""
     from contract.errors import UsageError
     from emulator import local
 
     directory = local.local_dir()
+    if pulumi:
+        return up_by_pulumi(directory, models)
+    by_pulumi = state_path(directory).exists()
+    if by_pulumi and models:
+        raise UsageError(f"this local stack was made by Pulumi, from {STACK_FILE}.", where="--model", fix=f"Declare it there, or {FORGET}.")
     if local.running(directory) is None:
         python = worker_python()
         config = with_models(local.default_config(directory, worker_python=python, code=ROOT, worker_env=worker_environment()), models)
         for endpoint in config.endpoints:
             prepare(python, endpoint.model)
+        config = without_endpoints(config) if by_pulumi else config  # REST v2's own survive the emulator's restart
     else:
         config = local.default_config(directory, worker_python=sys.executable, code=ROOT)
     status = local.up(config, on_progress=say)
@@ -43,6 +54,71 @@ def up(models: Sequence[str] = ()) -> int:
             f"the local stack runs already, without {', '.join(lacking)}.", fix="Stop it (nightbatch local down), then start it again."
         )
     return show(status)
+
+
+def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
+    """Start it with no endpoint, and let a real `pulumi up` of the stack `local` make them through the emulator's REST v2."""
+    from contract.errors import UsageError
+    from contract.facts import StackFacts, write_declared
+    from contract.models import convert
+    from emulator import local
+    from infra.review import engine
+
+    if models:
+        raise UsageError(f"with --pulumi the models are those of {STACK_FILE}.", where="--model", fix="Leave one of the two out.")
+    folder, cli = engine.project_folder(), engine.find_cli()  # before anything is started
+    if local.running(directory) is None:
+        python = worker_python()
+        for model in NAMED:
+            prepare(python, model)
+        config = local.default_config(directory, worker_python=python, code=ROOT, worker_env=worker_environment())
+    else:
+        config = local.default_config(directory, worker_python=sys.executable, code=ROOT)
+        if not state_path(directory).exists():
+            raise UsageError(
+                "the local stack runs already, and Pulumi did not make it.", fix="Stop it (nightbatch local down), then start it again."
+            )
+    status = local.up(without_endpoints(config), on_progress=say)
+    stack = local.stack(directory)
+    session.hide(stack.secrets.values)
+    api_url = stack.facts.api_url
+    env = engine.pulumi_env(
+        {name: value for name, value in os.environ.items() if not name.startswith(("PULUMI_", "RUNPOD_", "NIGHTBATCH_S3_"))},
+        cli=cli,
+        backend=state_path(directory),
+        passphrase="local",  # the state holds nothing but throw-away keys of this emulator
+        home=directory / "pulumi-home",
+        extra={
+            "RUNPOD_API_KEY": stack.secrets.api_key,
+            "RUNPOD_API_BASE_URL": api_url.removesuffix("/v2"),
+            "RUNPOD_ENDPOINT_BASE_URL": api_url,
+            "NIGHTBATCH_S3_BUCKET": stack.facts.store.bucket,
+            "NIGHTBATCH_S3_ENDPOINT_URL": stack.facts.store.endpoint_url,
+        },
+    )
+    project = engine.Project(folder, env)
+    say(f"pulumi up of stack local ({cli})")
+    project.ensure_stack(LOCAL)
+    project.up(LOCAL, "--refresh", on_line=lambda line: say(f"  {line}") if line.strip() else None).expect(where="stack local")
+    facts: StackFacts = convert(project.outputs(LOCAL)["facts"], StackFacts, where="outputs of stack local")
+    write_declared(directory, facts)
+    return show(local.status(directory) if status.state == "running" else status, by_pulumi=True)
+
+
+def without_endpoints(config: EmulatorConfig) -> EmulatorConfig:
+    """The same worker, as the image that the stack file names, and no endpoint: those come through REST v2."""
+    import msgspec
+
+    from emulator.config import ImageConfig
+
+    like = config.endpoints[0]
+    env = {name: value for name, value in like.env.items() if name not in ("NIGHTBATCH_MODEL", "NIGHTBATCH_TASK")}
+    return msgspec.structs.replace(config, endpoints=(), images={IMAGE: ImageConfig(command=like.command, env=env)})
+
+
+def state_path(directory: Path) -> Path:
+    """Pulumi's state of the local stack; where it is, the local stack's endpoints are Pulumi's."""
+    return directory / "pulumi"
 
 
 def down() -> int:
@@ -64,7 +140,7 @@ def status() -> int:
     return show(local.status(local.local_dir()))
 
 
-def show(status: LocalStatus) -> int:
+def show(status: LocalStatus, *, by_pulumi: bool = False) -> int:
     """Print a status, with the endpoints' models and prices where the stack is up. Always 0: a stopped stack is no error."""
     import msgspec
 
@@ -72,17 +148,19 @@ def show(status: LocalStatus) -> int:
 
     record: dict[str, Any] = msgspec.to_builtins(status)
     if status.state == "running":
-        facts = {endpoint.name: endpoint for endpoint in local.stack(local.local_dir()).facts.endpoints}
+        facts = {endpoint.id: endpoint for endpoint in local.stack(local.local_dir()).facts.endpoints}
         for endpoint in record["endpoints"]:
-            found = facts[endpoint["name"]]
-            endpoint |= {"model": found.model, "tasks": list(found.tasks), "usd_per_second": found.usd_per_second}
+            found = facts[endpoint["id"]]
+            endpoint |= {"name": found.name, "model": found.model, "tasks": list(found.tasks), "usd_per_second": found.usd_per_second}
+    if by_pulumi:
+        record["made_by"] = "pulumi"
     if session.json_output:
         emit(record)
         return 0
     if status.state != "running":
         print(f"the local stack is {status.state}" + ("" if status.state == "starting" else "; start it with: nightbatch local up"))
         return 0
-    print(f"the local stack is running (process {status.pid})")
+    print(f"the local stack is running (process {status.pid}{', endpoints made by pulumi up' if by_pulumi else ''})")
     print(f"  RunPod   {status.api_url}")
     print(f"  S3       {status.s3_url}, bucket {status.bucket}")
     print(f"  log      {status.log}")

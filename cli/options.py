@@ -142,3 +142,40 @@ Revision = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="The model's revision; the worker must serve it.", show_default=False)
 ]
 MixedImage = Annotated[bool, typer.Option("--allow-mixed-image", help="Go on although the endpoint's image is not the planned one.")]
+StackName = Annotated[
+    str | None,
+    typer.Argument(metavar="[STACK]", envvar="NIGHTBATCH_STACK", help="Which stack; local unless said.", show_default=False),
+]
+StackToStop = Annotated[str, typer.Argument(metavar="STACK", help="Which stack; it must be named.", show_default=False)]
+RunOrNone = Annotated[str | None, typer.Argument(metavar="RUN", help="A run id, or the run's s3:// address.", show_default=False)]
+AllStacks = Annotated[bool, typer.Option("--all-stacks", help="Instead of a run: every stack's workers, queue and $/hour now.")]
+Fix = Annotated[bool, typer.Option("--fix", help="Raise a cut workers.max back to what is declared; nothing else is changed.")]
+Quota = Annotated[
+    int | None,
+    typer.Option("--quota", min=0, metavar="N", help="The account's worker quota (console; no API tells it).", show_default=False),
+]
+ProbedUrl = Annotated[
+    str | None, typer.Option("--webhook-url", metavar="URL", help="Look whether this address answers, too.", show_default=False)
+]
+Night = Annotated[
+    str | None, typer.Option("--night", metavar="SPAN", help="How long a night's jobs must live, such as 8h.", show_default=False)
+]
+Stacks = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[STACK]...", help="The stacks; all that have a file, but local, unless said.", show_default=False),
+]
+OneStack = Annotated[str, typer.Argument(metavar="STACK", help="The stack.", show_default=False)]
+ReportOut = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the report goes; else to stdout.", show_default=False)]
+Commit = Annotated[
+    str | None, typer.Option("--commit", metavar="SHA", help="What the report calls the commit; else git's.", show_default=False)
+]
+Refresh = Annotated[
+    bool | None,
+    typer.Option(
+        "--refresh/--no-refresh", help="Look at live state, too, and show drift; unless said, where a key is.", show_default=False
+    ),
+]
+AllowDestructive = Annotated[
+    bool, typer.Option("--allow-destructive", help="What would destroy something is reported, and is no reason to end with 1.")
+]
+ByPulumi = Annotated[bool, typer.Option("--pulumi", help="Make its endpoints by a real `pulumi up` of the stack `local`.")]

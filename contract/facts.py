@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from contract.errors import EmulatorError, InfrastructureError, UsageError
-from contract.models import VERSION, Count, Model, S3Config, Seconds, TaskKind, Usd, convert, decode
+from contract.models import VERSION, Count, Model, S3Config, Seconds, TaskKind, Usd, convert, decode, encode
 
 API_URL: Final = "https://api.runpod.ai/v2"
 """RunPod's data plane (docs: serverless/endpoints/send-requests)."""
@@ -37,6 +37,7 @@ PROJECT_ENV: Final = "NIGHTBATCH_PROJECT"
 CLONE: Final = Path(__file__).resolve().parent.parent
 PULUMI_S: Final = 60.0
 """Reading one output takes about a second; a state backend far away some more."""
+DECLARED: Final = "declared.json"
 OUTPUT: Final = "facts"
 """The output of the Pulumi program that is exactly StackFacts."""
 
@@ -158,7 +159,24 @@ def load_emulator(path: Path) -> Stack:
     except OSError:
         raise EmulatorError("the local emulator is not running.", fix="Start it: nightbatch local up") from None
     local: LocalFile = decode(data, LocalFile, where=str(path))
-    return Stack(local.facts, StackSecrets(local.api_key, local.s3, local.worker_s3))
+    return Stack(_as_declared(local.facts, path.parent), StackSecrets(local.api_key, local.s3, local.worker_s3))
+
+
+def write_declared(folder: Path, facts: StackFacts) -> None:
+    """Beside the emulator's own facts, which tell what is live: what the Pulumi stack `local` declares (`local up --pulumi`)."""
+    fresh = folder / f"{DECLARED}.{os.getpid()}"
+    fresh.write_bytes(encode(facts))
+    fresh.replace(folder / DECLARED)
+
+
+def _as_declared(live: StackFacts, folder: Path) -> StackFacts:
+    """The emulator's facts, with its endpoints as Pulumi declares them where it made them."""
+    path = folder / DECLARED
+    if not path.exists():
+        return live
+    facts: StackFacts = decode(path.read_bytes(), StackFacts, where=str(path))
+    declared = {endpoint.id: endpoint for endpoint in facts.endpoints}
+    return msgspec.structs.replace(live, endpoints=tuple(declared.get(endpoint.id, endpoint) for endpoint in live.endpoints))
 
 
 def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack:

@@ -26,7 +26,9 @@ HEAVY = {
     "emulator",
     "contract",
 }
-COMMANDS = ("run", "plan", "submit", "resume", "status", "collect", "verify", "cancel", "runs", "version")
+COMMANDS = (
+    "run", "plan", "submit", "resume", "status", "collect", "verify", "cancel", "runs", "version", "doctor", "stop", "start", "estimate"
+)  # fmt: skip
 
 
 def nightbatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +59,7 @@ def test_help_imports_nothing_heavy_and_no_other_room() -> None:
     assert not HEAVY & set(loaded)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "local up", "local down", "local status"])
+@pytest.mark.parametrize("command", [*COMMANDS, "local up", "local down", "local status", "image pin"])
 def test_every_command_explains_itself_in_plain_text(command: str) -> None:
     done = nightbatch(*command.split(), "--help", COLUMNS="80")
     assert done.returncode == 0

@@ -21,6 +21,7 @@ from contract.facts import (
     Ran,
     StackFacts,
     StoreFacts,
+    load_emulator,
     load_pulumi,
     load_stack,
     local_facts_path,
@@ -28,6 +29,7 @@ from contract.facts import (
     run_command,
     secrets_from,
     state_dir,
+    write_declared,
 )
 from contract.models import S3Config, encode
 
@@ -330,3 +332,15 @@ def test_a_command_is_run_without_a_terminal_and_killed_with_its_children_at_the
         assert os.read(reader, 1) == b""
     finally:
         os.close(reader)
+
+
+def test_the_local_stack_is_as_pulumi_declares_it_where_pulumi_made_it(tmp_path: Path) -> None:
+    """The emulator's own facts tell what is live: an idle cut would look as if it had been declared."""
+    cut = StackFacts(stack="local", store=FACTS.store, endpoints=(endpoint(workers_max=2), endpoint("by-hand")))
+    path = tmp_path / "facts.json"
+    path.write_bytes(encode(LocalFile(facts=cut, api_key="k", s3=CLIENT, worker_s3=WORKER, pid=1)))
+    assert load_emulator(path).facts == cut
+    write_declared(tmp_path, FACTS)
+    found = load_emulator(path).facts
+    assert found.endpoints == (endpoint(), endpoint("by-hand"))
+    assert found.stack == "local"

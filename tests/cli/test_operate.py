@@ -1,0 +1,203 @@
+"""The on-call commands, as a person meets them: what they need, what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import operate
+from cli.policy import begin
+from cli.work import Where
+from contract.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def nightbatch(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", *arguments],
+        env={**os.environ, "NIGHTBATCH_HOME": str(home), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def facts_file(folder: Path, **changes: Any) -> Path:
+    """A stack whose RunPod and S3 are ports that nobody listens on."""
+    endpoint = {
+        "name": "minilm", "id": "ep1", "model": "minilm", "tasks": ["embed"], "gpu": "AMPERE_24", "usd_per_second": 0.0002, "workers_max": 3
+    }  # fmt: skip
+    facts = {
+        "version": 1,
+        "stack": "prod",
+        "api_url": "http://127.0.0.1:9/v2",
+        "store": {"bucket": "batches", "endpoint_url": "http://127.0.0.1:9"},
+        "endpoints": [endpoint],
+        **changes,
+    }
+    path = folder / "facts.json"
+    path.write_text(json.dumps(facts))
+    return path
+
+
+KEYS = {
+    "RUNPOD_API_KEY": "rpa_the_key_of_the_account",
+    "NIGHTBATCH_S3_ACCESS_KEY_ID": "the-access-key",
+    "NIGHTBATCH_S3_SECRET_ACCESS_KEY": "the-secret-key",
+}
+
+
+# --- usage ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("status", "a-run", "--all-stacks"),
+        ("stop",),
+        ("start",),
+        ("estimate",),
+        ("image", "pin", "--stack"),
+        ("image", "frob"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = nightbatch(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert "Error" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("stop", "local"), ("start", "local")])
+def test_a_local_stack_that_does_not_run_is_said_with_the_way_to_start_it(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = nightbatch(tmp_path, *command)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == "nightbatch: the local emulator is not running. Start it: nightbatch local up"
+
+
+def test_a_night_that_is_no_time_span(tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "doctor", "--night", "long")
+    assert done.returncode == 2
+    assert "--night long: is not a time span. For example: --night 6h." in done.stderr
+
+
+# --- nobody answers ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_doctor_that_reaches_nothing_says_so_part_by_part_and_prints_no_key(tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "doctor", "prod", "--json", NIGHTBATCH_FACTS=str(facts_file(tmp_path)), **KEYS)
+    record = json.loads(done.stdout)
+    assert done.returncode == record["exit_code"] == 1  # the bucket's failure is a finding
+    assert {finding["code"] for finding in record["findings"]} == {"s3_failed"}
+    assert {part["what"] for part in record["unread"]} >= {"endpoint minilm: settings", "endpoint minilm: health", "catalog"}
+    for secret in KEYS.values():
+        assert secret not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_stop_that_reaches_nothing_ends_with_3_and_keeps_no_record(tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "stop", "prod", "--json", NIGHTBATCH_FACTS=str(facts_file(tmp_path)), RUNPOD_API_KEY="rpa_the_key")
+    assert done.returncode == 3, done.stderr
+    record = json.loads(done.stdout)
+    assert record["state"] == "partly stopped"
+    assert record["endpoints"][0]["error"]
+    assert any("NIGHTBATCH_S3_ACCESS_KEY_ID" in problem for problem in record["problems"])
+    assert not (tmp_path / "stopped").exists()
+
+
+async def test_what_asks_runpod_alone_needs_no_s3_keys(tmp_path: Path) -> None:
+    begin(json_output=False)
+    environ = {"NIGHTBATCH_FACTS": str(facts_file(tmp_path)), "RUNPOD_API_KEY": "rpa_the_key"}
+    stack, problem = await operate.stack_without_s3(Where("prod"), environ)
+    assert stack.secrets.api_key == "rpa_the_key"
+    assert problem == "NIGHTBATCH_S3_ACCESS_KEY_ID and NIGHTBATCH_S3_SECRET_ACCESS_KEY must be set for that."
+    whole, nothing = await operate.stack_without_s3(Where("prod"), {**environ, **KEYS})
+    assert nothing is None
+    assert whole.secrets.s3.accessId == "the-access-key"
+
+
+# --- stacks --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_known_stacks_are_those_of_the_stack_files_unless_a_facts_file_is_named(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "infra/stacks").mkdir(parents=True)
+    (project / "Pulumi.yaml").write_text("name: nightbatch\n")
+    for name in ("prod", "dev", "local"):
+        (project / f"infra/stacks/Pulumi.{name}.yaml").write_text("config: {}\n")
+    environ = {"NIGHTBATCH_PROJECT": str(project), "NIGHTBATCH_HOME": str(tmp_path)}
+    assert operate.known_stacks(environ=environ) == ["dev", "prod"]  # the local one is not up
+    assert operate.known_stacks(facts_file(tmp_path), environ) == ["prod"]
+    with pytest.raises(UsageError, match="no facts file"):
+        operate.known_stacks(project / "Pulumi.yaml", environ)
+
+
+@pytest.mark.slow
+def test_the_fleet_of_a_stack_that_nobody_answers_for_is_unknown_and_never_zero(tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "status", "--all-stacks", NIGHTBATCH_FACTS=str(facts_file(tmp_path)), **KEYS)
+    assert done.returncode == 3
+    assert done.stdout.startswith("prod: unknown/hour now")
+    assert "workers unknown, max unknown" in done.stdout
+
+
+def test_stacks_without_keys_are_unknown_and_no_failure(tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "status", "--all-stacks", NIGHTBATCH_FACTS=str(facts_file(tmp_path)))
+    assert done.returncode == 0
+    assert done.stdout.startswith("prod: unknown: RUNPOD_API_KEY")
+
+
+# --- estimate and image pin ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_for_a_load_and_a_pool(tmp_path: Path) -> None:
+    asked = ("estimate", "--requests-per-minute", "30", "--seconds", "8", "--peak", "60", "--pool", "AMPERE_24")
+    done = nightbatch(tmp_path, *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["busy"], record["active"], record["peak"], record["most"]) == (4.0, 4, 8, 10)
+    assert record["usd_per_hour_per_worker"] == pytest.approx(0.684)
+    assert record["usd_per_hour_most"] == pytest.approx(6.84)
+    text = nightbatch(tmp_path, *asked).stdout
+    assert "most workers     10: workers.peak, 20% above the 8 busy at peak" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--pool", "NOPE"), "--pool NOPE: is no pool with a known price."),
+        (("--pool", "AMPERE_24", "--usd-per-hour", "1"), "both give a price"),
+        (("--peak", "1"), "peak requests per minute must be 30 or more"),
+    ],
+)
+def test_an_estimate_of_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = nightbatch(tmp_path, "estimate", "-r", "30", "-s", "8", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_pinning_an_image_of_a_stack_that_has_no_file(tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.yaml").write_text("name: nightbatch\n")
+    done = nightbatch(tmp_path, "image", "pin", "v1", "--stack", "moon", NIGHTBATCH_PROJECT=str(tmp_path))
+    assert done.returncode == 2
+    assert "there is no such stack file" in done.stderr
+
+
+def test_an_image_that_is_pinned_already_needs_no_registry(tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.yaml").write_text("name: nightbatch\n")
+    file = tmp_path / "infra/stacks/Pulumi.dev.yaml"
+    file.parent.mkdir(parents=True)
+    image = "registry.example.com/worker@sha256:" + "a" * 64
+    file.write_text(f"config:\n  nightbatch:endpoints:\n    - name: minilm\n      image: {image}\n")
+    done = nightbatch(tmp_path, "image", "pin", "--stack", "dev", "--json", NIGHTBATCH_PROJECT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"stack": "dev", "file": str(file), "pinned": []}
