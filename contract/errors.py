@@ -8,6 +8,7 @@
     ├── InfrastructureError (3)      RunPod, S3 or this machine
     │   ├── StoreError               S3
     │   │   ├── NotFound
+    │   │   ├── NoSuchBucket
     │   │   ├── AlreadyExists        a conditional write met an object (412, 409)
     │   │   ├── AccessDenied
     │   │   ├── Damaged              an object of a run is not what it should be
@@ -105,6 +106,10 @@ class StoreError(InfrastructureError):
 
 class NotFound(StoreError):
     """No such object."""
+
+
+class NoSuchBucket(StoreError):
+    """The bucket itself is not there."""
 
 
 class AlreadyExists(StoreError):

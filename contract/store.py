@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from contract.errors import AccessDenied, AlreadyExists, NotFound, StoreError, StoreUnavailable
+from contract.errors import AccessDenied, AlreadyExists, NoSuchBucket, NotFound, StoreError, StoreUnavailable
 from contract.models import ObjectRef, S3Config, StoreMode
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ def _translate(error: Exception, what: str, where: str, endpoint_url: str) -> St
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
         if code == "NoSuchBucket":
-            return StoreError("there is no such bucket.", where=where, fix=f"Create it at {endpoint_url}, or name another.")
+            return NoSuchBucket("there is no such bucket.", where=where, fix=f"Create it at {endpoint_url}, or name another.")
         if code in _ABSENT or status == 404:
             return NotFound("there is no such object.", where=where)
         if code in _EXISTS or status in (409, 412):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from contract.errors import DatasetError, NotFound
+from contract.errors import DatasetError, NoSuchBucket, NotFound
 from contract.store import Store
 
 Format = Literal["jsonl", "csv", "parquet"]
@@ -147,6 +147,8 @@ async def _in_s3(name: str, open_bucket: OpenBucket) -> list[_Found]:
         heads = [h async for h in store.list(prefix)]
     except NotFound:
         heads = []
+    except NoSuchBucket as error:
+        raise DatasetError(error.what, where=f"s3://{bucket}", fix=error.fix) from None
     # Not under the prefix's own hidden names: only what comes after it is judged.
     kept = [
         h for h in heads

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import tracemalloc
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.errors import DatasetError, UsageError
+from contract.errors import DatasetError, NoSuchBucket, UsageError
 from contract.memory import MemoryStore, Objects
 from contract.rows import MAX_ROW_BYTES
+from contract.store import Head
 from pipelines.dataset import DataFile, Template, find_files
 from pipelines.dataset.records import CsvFile
 from pipelines.dataset.rows import RowProblem
@@ -304,6 +306,19 @@ def test_objects_prefixes_and_globs_of_s3(address: str, keys: list[str]) -> None
 def test_an_address_without_objects_gets_one_sentence(address: str) -> None:
     with pytest.raises(DatasetError, match=r"no such object|matches no object"):
         named(address, objects=Objects(dict(BUCKET)))
+
+
+def test_a_dataset_in_a_bucket_that_is_not_there_is_the_users_mistake() -> None:
+    class Elsewhere(MemoryStore):
+        async def list(self, prefix: str) -> AsyncIterator[Head]:
+            if prefix:
+                raise NoSuchBucket("there is no such bucket.", where=prefix, fix="Create it, or name another.")
+            yield Head(prefix, 0, "")
+
+    with pytest.raises(DatasetError, match="no such bucket") as said:
+        asyncio.run(find_files(["s3://bkt/p/"], lambda bucket: Elsewhere(bucket=bucket)))
+    assert said.value.exit_code == 2
+    assert said.value.where == "s3://bkt"
 
 
 # --- batch lines ---------------------------------------------------------------------------------------------------------------------
