@@ -15,6 +15,8 @@ ONLY_IN = {
     "boto3": ("contract/store.py",),
     "botocore": ("contract/store.py",),
     "pulumi": ("infra",),
+    "grpc": ("infra/provider/server.py",),
+    "google": ("infra/provider/server.py", "infra/provider/codec.py"),
     "runpod": ("worker",),
     "typer": ("cli",),
 }
@@ -56,6 +58,15 @@ def test_a_heavy_library_stays_in_its_place(library: str, places: tuple[str, ...
         if any(module.split(".")[0] == library for module in imports(path)) and not str(path.relative_to(ROOT)).startswith(places)
     }
     assert not strangers
+
+
+def test_what_works_without_pulumi_does_not_import_it() -> None:
+    """doctor, drift and stop reach RunPod with the provider's client on a machine that has no Pulumi."""
+    with_pulumi = {"infra/provider/server.py", "infra/provider/sdk.py", "infra/provider/__main__.py"}
+    plain = [path for path in sources("infra/provider") if str(path.relative_to(ROOT)) not in with_pulumi]
+    assert plain
+    reached = {f"{path.relative_to(ROOT)} imports {module}" for path in plain for module in imports(path) if module.split(".")[0] == "pulumi"}
+    assert not reached
 
 
 def test_every_source_file_says_first_what_it_is() -> None:

@@ -1,4 +1,4 @@
-"""infra/provider: create, read, update and delete on REST v2, without pulumi: what the gRPC adapter calls. Touches RunPod through RestClient.
+"""infra/provider: create, read, update and delete on REST v2, without pulumi: what the gRPC adapter calls. Touches RunPod by RestClient.
 
 The rules that cost money when they are broken:
 
@@ -182,7 +182,7 @@ class Driver:
         )
 
     async def _look_for(self, kind: Kind, body: Json, marker: str, seen: set[str]) -> list[Json]:
-        """What is there now, was not there before, and is what was asked for. Looks more than once: a slow create may still be on its way."""
+        """What is there now, was not before, and is what was asked for. Looks more than once: a slow create may still be on its way."""
         for pause in self._patience.looks:
             await self._pause(pause)
             there = [live for live in await self._list(kind) if str(live.get("id")) not in seen | self._known]
@@ -220,9 +220,8 @@ class Driver:
             except NotFound:
                 return None
             except RestError as error:
-                raise PartlyDone(
-                    f"{live['id']} was found again, but could not be updated: {error}", id=str(live["id"]), outputs=kind.outputs(live, inputs)
-                ) from error
+                what = f"{live['id']} was found again, but could not be updated: {error}"
+                raise PartlyDone(what, id=str(live["id"]), outputs=kind.outputs(live, inputs)) from error
         return str(live["id"]), kind.outputs(live, inputs)
 
     async def _warn_of_difference(self, kind: Kind, urn: str, live: Json, inputs: Mapping[str, Any]) -> None:
@@ -374,7 +373,7 @@ class Driver:
 
     async def _delete_unbound(self, kind: Kind, urn: str, resource_id: str) -> None:
         end = self._clock() + self._patience.refused
-        pause = min(1.0, self._patience.refused)
+        pause = min(1.0, self._patience.refused / 10)
         told = False
         while True:
             try:

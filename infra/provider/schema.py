@@ -16,7 +16,7 @@ from infra.provider.resources.functions import FUNCTIONS
 
 CONFIG: Final = (
     Field("apiKey", "string", "RunPod's API key. RUNPOD_API_KEY when omitted; then it is in no state.", secret=True),
-    Field("apiKeyEnv", "string", "Name of the environment variable that holds the API key: for several accounts, without a key in the state."),
+    Field("apiKeyEnv", "string", "Name of the environment variable that holds the API key: for several accounts."),
     Field("baseUrl", "string", "REST v2's host. RUNPOD_API_BASE_URL, or https://api.runpod.io, when omitted."),
 )
 """What a provider is configured with."""

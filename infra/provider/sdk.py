@@ -3,12 +3,12 @@
 Names are REST v2's in snake_case. What an omitted argument means stands with it; a value that only RunPod knows is an output.
 """
 
-# ruff: noqa: UP045
+# ruff: noqa: UP007, UP045
 from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, cast
 
 import pulumi
 import pulumi.runtime
@@ -888,11 +888,10 @@ class Provider(pulumi.ProviderResource):
         base_url: Optional[pulumi.Input[str]] = None,
     ) -> None:
         """
-        :param resource_name: The provider's name in Pulumi.
+        :param resource_name: Its name in Pulumi.
         :param opts: Options of the resource.
         :param api_key: RunPod's API key. RUNPOD_API_KEY when omitted; then it is in no state.
-        :param api_key_env: Name of the environment variable that holds the API key: for several accounts, without a key in the
-            state.
+        :param api_key_env: Name of the environment variable that holds the API key: for several accounts.
         :param base_url: REST v2's host. RUNPOD_API_BASE_URL, or https://api.runpod.io, when omitted.
         """
         props: dict[str, Any] = {
@@ -940,7 +939,7 @@ class EndpointArgs:
         :param args: Arguments passed to the container's entrypoint, as one string.
         :param disk: Container disk in GB; wiped when a worker restarts. RunPod chooses when omitted.
         :param env: Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-            pulumi.Output.secret.
+            Output.secret.
         :param ports: Exposed ports, as port/protocol.
         :param registry: Id of the registry credential for a private image.
         :param gpu: GPU workers. Excludes cpu; changing between the two replaces the endpoint.
@@ -951,8 +950,8 @@ class EndpointArgs:
         :param network_volumes: Network volume ids, at most one a data center.
         :param timeout: Milliseconds that one job may run. Set it: RunPod documents 300000 when omitted, and was seen to take 0.
         :param flashboot: Cold-start acceleration. One of OFF, FLASHBOOT, PRIORITY_FLASHBOOT. Default: OFF.
-        :param template_id: A serverless template whose container settings are copied once. Pass its contentHash as templateHash,
-            so that an edit reaches the endpoint.
+        :param template_id: A serverless template whose container settings are copied once. With its contentHash as templateHash
+            an edit reaches it.
         :param template_hash: Any text; when it changes, the template is sent again.
         :param rollout: rolling: old workers finish their job beside new ones; strict: workers.max to 0, running jobs finish, new
             content, workers back. Default: rolling.
@@ -1033,7 +1032,7 @@ class EndpointArgs:
     @pulumi.getter(name="env")
     def env(self) -> Optional[pulumi.Input[Mapping[str, pulumi.Input[str]]]]:
         """Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-        pulumi.Output.secret.
+        Output.secret.
         """
         return pulumi.get(self, "env")  # type: ignore[no-any-return]
 
@@ -1100,9 +1099,7 @@ class EndpointArgs:
     @builtins.property
     @pulumi.getter(name="templateId")
     def template_id(self) -> Optional[pulumi.Input[str]]:
-        """A serverless template whose container settings are copied once. Pass its contentHash as templateHash, so that an edit
-        reaches the endpoint.
-        """
+        """A serverless template whose container settings are copied once. With its contentHash as templateHash an edit reaches it."""
         return pulumi.get(self, "template_id")  # type: ignore[no-any-return]
 
     @builtins.property
@@ -1163,7 +1160,7 @@ class Endpoint(pulumi.CustomResource):
         drain_timeout_seconds: Optional[pulumi.Input[int]] = None,
     ) -> None:
         """
-        :param resource_name: The resource's name in Pulumi.
+        :param resource_name: Its name in Pulumi.
         :param opts: Options of the resource.
         :param name: The endpoint's name. RunPod does not require it to be unique.
         :param type: QUEUE: jobs through RunPod's queue; LOAD_BALANCER: requests straight to the workers. A change replaces the
@@ -1172,7 +1169,7 @@ class Endpoint(pulumi.CustomResource):
         :param args: Arguments passed to the container's entrypoint, as one string.
         :param disk: Container disk in GB; wiped when a worker restarts. RunPod chooses when omitted.
         :param env: Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-            pulumi.Output.secret.
+            Output.secret.
         :param ports: Exposed ports, as port/protocol.
         :param registry: Id of the registry credential for a private image.
         :param gpu: GPU workers. Excludes cpu; changing between the two replaces the endpoint.
@@ -1183,8 +1180,8 @@ class Endpoint(pulumi.CustomResource):
         :param network_volumes: Network volume ids, at most one a data center.
         :param timeout: Milliseconds that one job may run. Set it: RunPod documents 300000 when omitted, and was seen to take 0.
         :param flashboot: Cold-start acceleration. One of OFF, FLASHBOOT, PRIORITY_FLASHBOOT. Default: OFF.
-        :param template_id: A serverless template whose container settings are copied once. Pass its contentHash as templateHash,
-            so that an edit reaches the endpoint.
+        :param template_id: A serverless template whose container settings are copied once. With its contentHash as templateHash
+            an edit reaches it.
         :param template_hash: Any text; when it changes, the template is sent again.
         :param rollout: rolling: old workers finish their job beside new ones; strict: workers.max to 0, running jobs finish, new
             content, workers back. Default: rolling.
@@ -1215,16 +1212,38 @@ class Endpoint(pulumi.CustomResource):
         props.__dict__["drain_timeout_seconds"] = drain_timeout_seconds
         props.__dict__["request_urls"] = None
         props.__dict__["created_at"] = None
-        super().__init__("runpodv2:index:Endpoint", resource_name, props, opts)
+        super().__init__("runpodv2:index:Endpoint", resource_name, cast("Any", props), opts)
 
     @staticmethod
     def get(resource_name: str, id: pulumi.Input[str], opts: Optional[pulumi.ResourceOptions] = None) -> Endpoint:
         """One that exists, by its RunPod id; read, never changed."""
         opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(id=id))
         props = EndpointArgs.__new__(EndpointArgs)
-        props.__dict__.update(dict.fromkeys(["name", "type", "image", "args", "disk", "env", "ports", "registry", "gpu", "cpu", "workers", "scaling", "data_center_ids", "network_volumes", "timeout", "flashboot", "template_id", "template_hash", "rollout", "drain_on_delete", "drain_timeout_seconds", "request_urls", "created_at"]))
+        props.__dict__["name"] = None
+        props.__dict__["type"] = None
+        props.__dict__["image"] = None
+        props.__dict__["args"] = None
+        props.__dict__["disk"] = None
+        props.__dict__["env"] = None
+        props.__dict__["ports"] = None
+        props.__dict__["registry"] = None
+        props.__dict__["gpu"] = None
+        props.__dict__["cpu"] = None
+        props.__dict__["workers"] = None
+        props.__dict__["scaling"] = None
+        props.__dict__["data_center_ids"] = None
+        props.__dict__["network_volumes"] = None
+        props.__dict__["timeout"] = None
+        props.__dict__["flashboot"] = None
+        props.__dict__["template_id"] = None
+        props.__dict__["template_hash"] = None
+        props.__dict__["rollout"] = None
+        props.__dict__["drain_on_delete"] = None
+        props.__dict__["drain_timeout_seconds"] = None
+        props.__dict__["request_urls"] = None
+        props.__dict__["created_at"] = None
         found = Endpoint.__new__(Endpoint)
-        pulumi.CustomResource.__init__(found, "runpodv2:index:Endpoint", resource_name, props, opts)
+        pulumi.CustomResource.__init__(found, "runpodv2:index:Endpoint", resource_name, cast("Any", props), opts)
         return found
 
     @builtins.property
@@ -1261,7 +1280,7 @@ class Endpoint(pulumi.CustomResource):
     @pulumi.getter(name="env")
     def env(self) -> pulumi.Output[Optional[Mapping[str, str]]]:
         """Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-        pulumi.Output.secret.
+        Output.secret.
         """
         return pulumi.get(self, "env")  # type: ignore[no-any-return]
 
@@ -1328,9 +1347,7 @@ class Endpoint(pulumi.CustomResource):
     @builtins.property
     @pulumi.getter(name="templateId")
     def template_id(self) -> pulumi.Output[Optional[str]]:
-        """A serverless template whose container settings are copied once. Pass its contentHash as templateHash, so that an edit
-        reaches the endpoint.
-        """
+        """A serverless template whose container settings are copied once. With its contentHash as templateHash an edit reaches it."""
         return pulumi.get(self, "template_id")  # type: ignore[no-any-return]
 
     @builtins.property
@@ -1362,7 +1379,7 @@ class Endpoint(pulumi.CustomResource):
     @builtins.property
     @pulumi.getter(name="requestUrls")
     def request_urls(self) -> pulumi.Output[Mapping[str, str]]:
-        """Where to send requests: run, runSync, status, ... of a queue endpoint; base and health of a load balancer."""
+        """Where to send requests: run, runSync, status, ... of a queue; base and health of a load balancer."""
         return pulumi.get(self, "request_urls")  # type: ignore[no-any-return]
 
     @builtins.property
@@ -1438,7 +1455,7 @@ class NetworkVolume(pulumi.CustomResource):
         type: Optional[pulumi.Input[str]] = None,
     ) -> None:
         """
-        :param resource_name: The resource's name in Pulumi.
+        :param resource_name: Its name in Pulumi.
         :param opts: Options of the resource.
         :param name: The volume's name. RunPod does not require it to be unique.
         :param size: GB, 10 to 4096. It can only grow: a smaller size replaces the volume, and its data is lost.
@@ -1451,16 +1468,19 @@ class NetworkVolume(pulumi.CustomResource):
         props.__dict__["size"] = size
         props.__dict__["data_center"] = data_center
         props.__dict__["type"] = type
-        super().__init__("runpodv2:index:NetworkVolume", resource_name, props, opts)
+        super().__init__("runpodv2:index:NetworkVolume", resource_name, cast("Any", props), opts)
 
     @staticmethod
     def get(resource_name: str, id: pulumi.Input[str], opts: Optional[pulumi.ResourceOptions] = None) -> NetworkVolume:
         """One that exists, by its RunPod id; read, never changed."""
         opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(id=id))
         props = NetworkVolumeArgs.__new__(NetworkVolumeArgs)
-        props.__dict__.update(dict.fromkeys(["name", "size", "data_center", "type"]))
+        props.__dict__["name"] = None
+        props.__dict__["size"] = None
+        props.__dict__["data_center"] = None
+        props.__dict__["type"] = None
         found = NetworkVolume.__new__(NetworkVolume)
-        pulumi.CustomResource.__init__(found, "runpodv2:index:NetworkVolume", resource_name, props, opts)
+        pulumi.CustomResource.__init__(found, "runpodv2:index:NetworkVolume", resource_name, cast("Any", props), opts)
         return found
 
     @builtins.property
@@ -1518,7 +1538,7 @@ class TemplateArgs:
         :param args: Arguments passed to the container's entrypoint, as one string.
         :param disk: Container disk in GB; wiped when a worker restarts. RunPod chooses when omitted.
         :param env: Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-            pulumi.Output.secret.
+            Output.secret.
         :param ports: Exposed ports, as port/protocol.
         :param registry: Id of the registry credential for a private image.
         :param allowed_cuda_versions: CUDA versions that a host may have, as major.minor; empty for any.
@@ -1584,7 +1604,7 @@ class TemplateArgs:
     @pulumi.getter(name="env")
     def env(self) -> Optional[pulumi.Input[Mapping[str, pulumi.Input[str]]]]:
         """Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-        pulumi.Output.secret.
+        Output.secret.
         """
         return pulumi.get(self, "env")  # type: ignore[no-any-return]
 
@@ -1667,14 +1687,14 @@ class Template(pulumi.CustomResource):
         start_ssh: Optional[pulumi.Input[bool]] = None,
     ) -> None:
         """
-        :param resource_name: The resource's name in Pulumi.
+        :param resource_name: Its name in Pulumi.
         :param opts: Options of the resource.
         :param name: The template's name.
         :param image: The image; pin it by digest.
         :param args: Arguments passed to the container's entrypoint, as one string.
         :param disk: Container disk in GB; wiped when a worker restarts. RunPod chooses when omitted.
         :param env: Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-            pulumi.Output.secret.
+            Output.secret.
         :param ports: Exposed ports, as port/protocol.
         :param registry: Id of the registry credential for a private image.
         :param allowed_cuda_versions: CUDA versions that a host may have, as major.minor; empty for any.
@@ -1701,16 +1721,30 @@ class Template(pulumi.CustomResource):
         props.__dict__["start_jupyter"] = start_jupyter
         props.__dict__["start_ssh"] = start_ssh
         props.__dict__["content_hash"] = None
-        super().__init__("runpodv2:index:Template", resource_name, props, opts)
+        super().__init__("runpodv2:index:Template", resource_name, cast("Any", props), opts)
 
     @staticmethod
     def get(resource_name: str, id: pulumi.Input[str], opts: Optional[pulumi.ResourceOptions] = None) -> Template:
         """One that exists, by its RunPod id; read, never changed."""
         opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(id=id))
         props = TemplateArgs.__new__(TemplateArgs)
-        props.__dict__.update(dict.fromkeys(["name", "image", "args", "disk", "env", "ports", "registry", "allowed_cuda_versions", "category", "mounts", "public", "serverless", "start_jupyter", "start_ssh", "content_hash"]))
+        props.__dict__["name"] = None
+        props.__dict__["image"] = None
+        props.__dict__["args"] = None
+        props.__dict__["disk"] = None
+        props.__dict__["env"] = None
+        props.__dict__["ports"] = None
+        props.__dict__["registry"] = None
+        props.__dict__["allowed_cuda_versions"] = None
+        props.__dict__["category"] = None
+        props.__dict__["mounts"] = None
+        props.__dict__["public"] = None
+        props.__dict__["serverless"] = None
+        props.__dict__["start_jupyter"] = None
+        props.__dict__["start_ssh"] = None
+        props.__dict__["content_hash"] = None
         found = Template.__new__(Template)
-        pulumi.CustomResource.__init__(found, "runpodv2:index:Template", resource_name, props, opts)
+        pulumi.CustomResource.__init__(found, "runpodv2:index:Template", resource_name, cast("Any", props), opts)
         return found
 
     @builtins.property
@@ -1741,7 +1775,7 @@ class Template(pulumi.CustomResource):
     @pulumi.getter(name="env")
     def env(self) -> pulumi.Output[Optional[Mapping[str, str]]]:
         """Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-        pulumi.Output.secret.
+        Output.secret.
         """
         return pulumi.get(self, "env")  # type: ignore[no-any-return]
 
@@ -1858,7 +1892,7 @@ class RegistryCredential(pulumi.CustomResource):
         password: pulumi.Input[str],
     ) -> None:
         """
-        :param resource_name: The resource's name in Pulumi.
+        :param resource_name: Its name in Pulumi.
         :param opts: Options of the resource.
         :param name: The credential's name.
         :param username: User name at the registry.
@@ -1870,16 +1904,18 @@ class RegistryCredential(pulumi.CustomResource):
         props.__dict__["password"] = pulumi.Output.secret(password)
         secret = pulumi.ResourceOptions(additional_secret_outputs=["password"])
         opts = pulumi.ResourceOptions.merge(secret, opts)
-        super().__init__("runpodv2:index:RegistryCredential", resource_name, props, opts)
+        super().__init__("runpodv2:index:RegistryCredential", resource_name, cast("Any", props), opts)
 
     @staticmethod
     def get(resource_name: str, id: pulumi.Input[str], opts: Optional[pulumi.ResourceOptions] = None) -> RegistryCredential:
         """One that exists, by its RunPod id; read, never changed."""
         opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(id=id))
         props = RegistryCredentialArgs.__new__(RegistryCredentialArgs)
-        props.__dict__.update(dict.fromkeys(["name", "username", "password"]))
+        props.__dict__["name"] = None
+        props.__dict__["username"] = None
+        props.__dict__["password"] = None
         found = RegistryCredential.__new__(RegistryCredential)
-        pulumi.CustomResource.__init__(found, "runpodv2:index:RegistryCredential", resource_name, props, opts)
+        pulumi.CustomResource.__init__(found, "runpodv2:index:RegistryCredential", resource_name, cast("Any", props), opts)
         return found
 
     @builtins.property
@@ -1936,8 +1972,8 @@ def get_gpus(
         "product": product,
         "count": count,
     }
-    result: GetGpusResult = pulumi.runtime.invoke("runpodv2:index:getGpus", args, opts=opts, typ=GetGpusResult).value
-    return result
+    found = pulumi.runtime.invoke("runpodv2:index:getGpus", args, opts=opts, typ=GetGpusResult)
+    return cast(GetGpusResult, found.value)
 
 
 def get_gpus_output(
@@ -1995,8 +2031,8 @@ def get_cpus(
         "product": product,
         "vcpuCount": vcpu_count,
     }
-    result: GetCpusResult = pulumi.runtime.invoke("runpodv2:index:getCpus", args, opts=opts, typ=GetCpusResult).value
-    return result
+    found = pulumi.runtime.invoke("runpodv2:index:getCpus", args, opts=opts, typ=GetCpusResult)
+    return cast(GetCpusResult, found.value)
 
 
 def get_cpus_output(
@@ -2048,8 +2084,8 @@ def get_data_centers(
     args: dict[str, Any] = {
         "includeAvailability": include_availability,
     }
-    result: GetDataCentersResult = pulumi.runtime.invoke("runpodv2:index:getDataCenters", args, opts=opts, typ=GetDataCentersResult).value
-    return result
+    found = pulumi.runtime.invoke("runpodv2:index:getDataCenters", args, opts=opts, typ=GetDataCentersResult)
+    return cast(GetDataCentersResult, found.value)
 
 
 def get_data_centers_output(
@@ -2168,7 +2204,7 @@ class GetEndpointResult(dict[str, Any]):
     @pulumi.getter(name="env")
     def env(self) -> Optional[Mapping[str, str]]:
         """Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with
-        pulumi.Output.secret.
+        Output.secret.
         """
         return pulumi.get(self, "env")  # type: ignore[no-any-return]
 
@@ -2235,7 +2271,7 @@ class GetEndpointResult(dict[str, Any]):
     @builtins.property
     @pulumi.getter(name="requestUrls")
     def request_urls(self) -> Optional[Mapping[str, str]]:
-        """Where to send requests: run, runSync, status, ... of a queue endpoint; base and health of a load balancer."""
+        """Where to send requests: run, runSync, status, ... of a queue; base and health of a load balancer."""
         return pulumi.get(self, "request_urls")  # type: ignore[no-any-return]
 
     @builtins.property
@@ -2249,22 +2285,24 @@ def get_endpoint(
     name: str,
     opts: Optional[pulumi.InvokeOptions] = None,
 ) -> GetEndpointResult:
-    """An endpoint by its name. An error when there is none, or several: RunPod does not keep names unique. Needs an API key, in a preview too.
+    """An endpoint by its name. An error when there is none, or several: RunPod does not keep names unique. Needs an API key, in
+    a preview too.
 
     :param name: The endpoint's name.
     """
     args: dict[str, Any] = {
         "name": name,
     }
-    result: GetEndpointResult = pulumi.runtime.invoke("runpodv2:index:getEndpoint", args, opts=opts, typ=GetEndpointResult).value
-    return result
+    found = pulumi.runtime.invoke("runpodv2:index:getEndpoint", args, opts=opts, typ=GetEndpointResult)
+    return cast(GetEndpointResult, found.value)
 
 
 def get_endpoint_output(
     name: pulumi.Input[str],
     opts: Optional[Union[pulumi.InvokeOptions, pulumi.InvokeOutputOptions]] = None,
 ) -> pulumi.Output[GetEndpointResult]:
-    """An endpoint by its name. An error when there is none, or several: RunPod does not keep names unique. Needs an API key, in a preview too.
+    """An endpoint by its name. An error when there is none, or several: RunPod does not keep names unique. Needs an API key, in
+    a preview too.
 
     :param name: The endpoint's name.
     """

@@ -1,4 +1,4 @@
-"""infra/provider: writes sdk.py, the Python SDK, from the same tables as the schema: `python -m infra.provider.sdkgen > infra/provider/sdk.py`.
+"""infra/provider: writes sdk.py, the Python SDK, from the same tables as the schema: `python -m infra.provider.sdkgen > FILE`.
 
 A test renders it again and compares, so a field of a resource cannot be missing from the SDK. It does what Pulumi's own generator does
 (which needs the CLI), for the few shapes that these resources have.
@@ -21,16 +21,29 @@ HEAD = '''"""infra/provider: the Python SDK of the package runpodv2. Written by 
 Names are REST v2's in snake_case. What an omitted argument means stands with it; a value that only RunPod knows is an output.
 """
 
-# ruff: noqa: UP045
+# ruff: noqa: UP007, UP045
 from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, cast
 
 import pulumi
 import pulumi.runtime
 '''
+INIT = [
+    "    def __init__(",
+    "        self,",
+    "        resource_name: str,",
+    "        opts: Optional[pulumi.ResourceOptions] = None,",
+    "        *,",
+]
+INIT_DOC = [
+    "    ) -> None:",
+    '        """',
+    "        :param resource_name: Its name in Pulumi.",
+    "        :param opts: Options of the resource.",
+]
 SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 
 
@@ -104,7 +117,8 @@ def getter(f: Field, annotation: str) -> list[str]:
 
 def args_class(name: str, fields: Sequence[Field], owner: str, text: str) -> list[str]:
     lines = ["", "", "@pulumi.input_type", f"class {name}:", *doc(text, "    "), ""]
-    lines += ["    def __init__(", "        self,", "        *,", *arguments(fields, owner), "    ) -> None:", '        """', *parameters(fields), '        """']
+    lines += ["    def __init__(", "        self,", "        *,", *arguments(fields, owner), "    ) -> None:"]
+    lines += ['        """', *parameters(fields), '        """']
     for f in sorted(fields, key=lambda f: not f.required):
         attribute = snake(f.name)
         if f.required:
@@ -154,9 +168,9 @@ def resource_class(kind: Kind) -> list[str]:
     title = kind.title
     lines = args_class(f"{title}Args", kind.inputs, title, f"The arguments of {title}.")
     lines += ["", "", f"class {title}(pulumi.CustomResource):", *doc(kind.doc, "    "), ""]
-    lines += ["    def __init__(", "        self,", "        resource_name: str,", "        opts: Optional[pulumi.ResourceOptions] = None,", "        *,"]
+    lines += INIT
     lines += arguments(kind.inputs, title)
-    lines += ["    ) -> None:", '        """', "        :param resource_name: The resource's name in Pulumi.", "        :param opts: Options of the resource."]
+    lines += INIT_DOC
     lines += [*parameters(kind.inputs), '        """']
     lines += [f"        props = {title}Args.__new__({title}Args)"]
     for f in kind.inputs:
@@ -164,11 +178,11 @@ def resource_class(kind: Kind) -> list[str]:
         value = f"pulumi.Output.secret({value})" if f.secret else value
         lines.append(f'        props.__dict__["{snake(f.name)}"] = {value}')
     lines += [f'        props.__dict__["{snake(f.name)}"] = None' for f in kind.computed]
-    secret = [snake_or_camel for snake_or_camel in kind.secret_inputs]
-    if secret:
-        lines.append(f"        secret = pulumi.ResourceOptions(additional_secret_outputs={secret!r})".replace("'", '"'))
+    if kind.secret_inputs:
+        names = str(list(kind.secret_inputs)).replace("'", '"')
+        lines.append(f"        secret = pulumi.ResourceOptions(additional_secret_outputs={names})")
         lines.append("        opts = pulumi.ResourceOptions.merge(secret, opts)")
-    lines.append(f'        super().__init__("{kind.token}", resource_name, props, opts)')
+    lines.append(f'        super().__init__("{kind.token}", resource_name, cast("Any", props), opts)')
     lines += [
         "",
         "    @staticmethod",
@@ -176,9 +190,9 @@ def resource_class(kind: Kind) -> list[str]:
         '        """One that exists, by its RunPod id; read, never changed."""',
         "        opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(id=id))",
         f"        props = {title}Args.__new__({title}Args)",
-        f"        props.__dict__.update(dict.fromkeys({[snake(f.name) for f in (*kind.inputs, *kind.computed)]!r}))".replace("'", '"'),
+        *[f'        props.__dict__["{snake(f.name)}"] = None' for f in (*kind.inputs, *kind.computed)],
         f"        found = {title}.__new__({title})",
-        f'        pulumi.CustomResource.__init__(found, "{kind.token}", resource_name, props, opts)',
+        f'        pulumi.CustomResource.__init__(found, "{kind.token}", resource_name, cast("Any", props), opts)',
         "        return found",
     ]
     for f in (*kind.inputs, *kind.computed):
@@ -189,10 +203,10 @@ def resource_class(kind: Kind) -> list[str]:
 
 def provider_class() -> list[str]:
     lines = ["", "", "class Provider(pulumi.ProviderResource):"]
-    lines += doc("One account. Without one, the default provider is used: configuration runpodv2:apiKey, runpodv2:baseUrl, or the environment.", "    ")
-    lines += ["", "    def __init__(", "        self,", "        resource_name: str,", "        opts: Optional[pulumi.ResourceOptions] = None,", "        *,"]
+    text = "One account. Without one, the default provider is used: configuration runpodv2:apiKey, runpodv2:baseUrl, or the environment."
+    lines += [*doc(text, "    "), "", *INIT]
     lines += arguments(CONFIG, "Provider")
-    lines += ["    ) -> None:", '        """', "        :param resource_name: The provider's name in Pulumi.", "        :param opts: Options of the resource."]
+    lines += INIT_DOC
     lines += [*parameters(CONFIG), '        """', "        props: dict[str, Any] = {"]
     for f in CONFIG:
         value = snake(f.name)
@@ -216,15 +230,16 @@ def function_code(function: Function) -> list[str]:
         options = "pulumi.InvokeOptions" if not suffix else "Union[pulumi.InvokeOptions, pulumi.InvokeOutputOptions]"
         lines += [f"    opts: Optional[{options}] = None,", f") -> {returns}:"]
         what = f"{function.doc} Needs an API key, in a preview too."
-        lines += ['    """' + what, "", *(line[4:] for line in parameters(function.inputs)), '    """']
+        first, *more = textwrap.wrap(what, 122)
+        lines += ['    """' + first, *("    " + line for line in more), "", *(line[4:] for line in parameters(function.inputs)), '    """']
         lines.append("    args: dict[str, Any] = {")
         lines += [f'        "{f.name}": {snake(f.name)},' for f in function.inputs]
         lines.append("    }")
         if suffix:
             lines.append(f'    return pulumi.runtime.invoke_output("{function.token}", args, opts=opts, typ={title}Result)')
         else:
-            lines.append(f'    result: {title}Result = pulumi.runtime.invoke("{function.token}", args, opts=opts, typ={title}Result).value')
-            lines.append("    return result")
+            lines.append(f'    found = pulumi.runtime.invoke("{function.token}", args, opts=opts, typ={title}Result)')
+            lines.append(f"    return cast({title}Result, found.value)")
     return lines
 
 

@@ -55,7 +55,7 @@ def make_client(config: Mapping[str, Any]) -> Any:
     return RestClient(clean_base_url(config.get("baseUrl")), key, deadline_s=DEADLINE_S)
 
 
-class Servicer(provider_pb2_grpc.ResourceProviderServicer):  # type: ignore[misc]
+class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     """One configured provider: one account."""
 
     def __init__(self, engine_address: str = "", *, client: ClientFactory = make_client, patience: Patience | None = None) -> None:

@@ -54,7 +54,7 @@ CONTAINER: Final = (
     Field(
         "env",
         "map",
-        "Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with pulumi.Output.secret.",
+        "Environment variables. Values whose name says key, token, secret or password are kept secret; mark others with Output.secret.",
         pattern=ENV_NAME,
         example="MAX_CONCURRENCY",
         container=True,
@@ -173,7 +173,7 @@ FIELDS: Final = (
     Field(
         "templateId",
         "string",
-        "A serverless template whose container settings are copied once. Pass its contentHash as templateHash, so that an edit reaches the endpoint.",
+        "A serverless template whose container settings are copied once. With its contentHash as templateHash an edit reaches it.",
         min_items=1,
         echoed=False,
         container=True,
@@ -204,7 +204,7 @@ FIELDS: Final = (
     ),
 )
 COMPUTED: Final = (
-    Field("requestUrls", "map", "Where to send requests: run, runSync, status, ... of a queue endpoint; base and health of a load balancer."),
+    Field("requestUrls", "map", "Where to send requests: run, runSync, status, ... of a queue; base and health of a load balancer."),
     Field("createdAt", "string", "When it was made (RFC 3339)."),
 )
 NEW_RELEASE: Final = frozenset({f.name for f in FIELDS if f.container})
@@ -293,7 +293,7 @@ def _scaling(v: Json) -> list[Failure]:
     if kind == "LOAD_BALANCER" and scaler == "QUEUE_DELAY":
         failures.append(Failure("scaling.type", "scaling.type must be REQUEST_COUNT on a LOAD_BALANCER endpoint: it has no queue"))
     if kind == "QUEUE" and scaler == "REQUEST_COUNT" and at(v, "workers", "idleTimeout") is not None:
-        reason = "workers.idleTimeout cannot be set on a QUEUE endpoint with REQUEST_COUNT: RunPod refuses it; use QUEUE_DELAY, or leave it out"
+        reason = "workers.idleTimeout cannot be set on a QUEUE endpoint with REQUEST_COUNT: leave it out, or use QUEUE_DELAY"
         failures.append(Failure("workers.idleTimeout", reason))
     return failures
 
@@ -469,7 +469,7 @@ def preview_outputs(new: Mapping[str, Any], old: Mapping[str, Any] | None, old_o
         if isinstance(merged.get(name), Mapping) and isinstance(old_outputs.get(name), Mapping) and not has_unknown(new.get(name)):
             before = old_outputs[name]
             merged[name] = {k: before.get(k, v) if v is UNKNOWN else v for k, v in merged[name].items()}
-    return {**merged, **{f.name: old_outputs[f.name] if f.name in old_outputs else UNKNOWN for f in COMPUTED}}
+    return {**merged, **{f.name: old_outputs.get(f.name, UNKNOWN) for f in COMPUTED}}
 
 
 ENDPOINT: Final = Kind(

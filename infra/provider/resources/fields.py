@@ -48,8 +48,8 @@ NAMES: Final = {
 
 @dataclass(frozen=True)
 class Field:
-    """One property. `sent`: it is a field of REST v2's bodies; `echoed`: RunPod's answers have it too; `container`: a template can bring it,
-    and a change is a new release; `ordered`: the order of a list means something; `replaces`: REST v2 cannot change it; `named`: its
+    """One property. `sent`: it is a field of REST v2's bodies; `echoed`: RunPod's answers have it too; `container`: a template can bring
+    it, and a change is a new release; `ordered`: the order of a list means something; `replaces`: REST v2 cannot change it; `named`: its
     type's name in the schema, where that is not made of owner and field."""
 
     name: str
@@ -273,7 +273,8 @@ def _check_map(f: Field, value: Any, where: str) -> tuple[Any, list[Failure]]:
 def _check_objects(f: Field, value: Any, where: str) -> tuple[Any, list[Failure]]:
     if not isinstance(value, list | tuple):
         return value, [_wrong_type(f, where)]
-    items, failures = [], []
+    items: list[Any] = []
+    failures: list[Failure] = []
     for i, item in enumerate(value):
         spot = f"{where}[{i}]"
         if item is UNKNOWN:
@@ -406,10 +407,10 @@ def live_inputs(
                 value = {k: v for k, v in value.items() if k in (before or {})}
             if value or declared:
                 inputs[f.name] = value
-        elif declared or (f.default is not RELEASED and where not in released and not equal(f, value, f.default)):
-            inputs[f.name] = value
-        elif old is None and f.default is RELEASED and value != "":
-            inputs[f.name] = value
+        else:
+            chosen = f.default is RELEASED or where in released
+            if declared or (old is None and f.default is RELEASED and value != "") or (not chosen and not equal(f, value, f.default)):
+                inputs[f.name] = value
     return inputs
 
 

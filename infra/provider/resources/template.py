@@ -76,7 +76,7 @@ def content_hash(inputs: Mapping[str, Any]) -> Any:
         if value is None:
             content[name] = {} if f.type == "map" else f.default if isinstance(f.default, str | tuple) else None
         if f.type == "strings":
-            content[name] = sorted(content[name])
+            content[name] = sorted(content[name] or ())
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The resources' pure parts: what check says, what differs, what is sent, and what is read back. Against a model of REST v2, without a network."""
+"""The resources' pure parts: what check says, what differs, what is sent, and what is read back; on a model of REST v2."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def test_an_idle_timeout_where_runpod_has_none_is_refused_before_runpod_does() -
 def test_what_a_preview_does_not_know_is_no_failure() -> None:
     unknown = {**GOOD, "type": UNKNOWN, "image": UNKNOWN, "gpu": UNKNOWN, "networkVolumes": [UNKNOWN, "v"], "env": {"A": UNKNOWN}}
     assert not failures(ENDPOINT, unknown)
-    assert not failures(ENDPOINT, {**GOOD, "cpu": UNKNOWN, "templateId": UNKNOWN, "scaling": {"type": UNKNOWN}, "workers": {"min": UNKNOWN}})
+    partly = {"cpu": UNKNOWN, "templateId": UNKNOWN, "scaling": {"type": UNKNOWN}, "workers": {"min": UNKNOWN}}
+    assert not failures(ENDPOINT, {**GOOD, **partly})
     assert not failures(NETWORK_VOLUME, {"name": UNKNOWN, "size": UNKNOWN, "dataCenter": UNKNOWN})
 
 
@@ -126,7 +127,10 @@ def test_a_failure_never_shows_a_value_that_may_be_a_secret() -> None:
     assert "xyzzy" not in str(failures(REGISTRY_CREDENTIAL, {"name": "r", "username": "u", "password": ["xyzzy"]}))
 
 
-@given(st.sampled_from(sorted(KINDS)), st.dictionaries(st.sampled_from(["name", "type", "gpu", "cpu", "env", "workers", "scaling", "x"]), JUNK))
+MEMBERS = st.sampled_from(["name", "type", "gpu", "cpu", "env", "workers", "scaling", "x"])
+
+
+@given(st.sampled_from(sorted(KINDS)), st.dictionaries(MEMBERS, JUNK))
 def test_check_answers_whatever_it_is_given(token: str, values: Json) -> None:
     clean, found = KINDS[token].check(values)
     assert isinstance(clean, dict)
@@ -183,7 +187,8 @@ def test_a_patch_makes_what_is_declared_and_sends_nothing_else(pair: tuple[Json,
 
 
 TEMPLATE_LIVE = create_template(
-    {"name": "t", "image": "img@sha256:9", "serverless": True, "env": {"FROM": "template", "A": "t"}, "args": "--t", "ports": ["80/http"]}, "tem1"
+    {"name": "t", "image": "img@sha256:9", "serverless": True, "env": {"FROM": "template", "A": "t"}, "args": "--t", "ports": ["80/http"]},
+    "tem1",
 )
 
 
@@ -247,7 +252,8 @@ def test_exclusions_and_pools_travel_together() -> None:
 
 def test_a_console_edit_is_seen_by_a_refresh_also_where_nothing_was_declared() -> None:
     live = create_endpoint(ENDPOINT.create_body(GOOD, "m"), "ep1")
-    edited = {**live, "workers": {**live["workers"], "max": 0}, "flashboot": "FLASHBOOT", "env": {**live["env"], "BY": "hand"}, "timeout": 9}
+    by_hand = {"workers": {**live["workers"], "max": 0}, "flashboot": "FLASHBOOT", "env": {**live["env"], "BY": "hand"}, "timeout": 9}
+    edited = {**live, **by_hand}
     changes = ENDPOINT.diff(ENDPOINT.from_live(edited, GOOD), GOOD)
     assert set(changes) == {"workers.max", "flashboot", "env.BY"}  # the timeout is RunPod's own while nobody declares it
     assert ENDPOINT.patch_body(ENDPOINT.from_live(edited, GOOD), GOOD, "m") == {
@@ -341,7 +347,8 @@ def test_a_template_becomes_what_is_declared(old: Json, new: Json) -> None:
 def test_the_content_hash_changes_with_what_an_endpoint_copies_and_with_nothing_else() -> None:
     base = {"name": "t", "image": "a@sha256:1", "env": {"A": "1"}}
     assert content_hash(base) == content_hash({**base, "name": "u", "public": True, "ports": []})
-    assert len({content_hash(v) for v in (base, {**base, "image": "b"}, {**base, "env": {}}, {**base, "disk": 5}, {**base, "args": "x"})}) == 5
+    changed: tuple[Json, ...] = ({}, {"image": "b"}, {"env": {}}, {"disk": 5}, {"args": "x"})
+    assert len({content_hash({**base, **change}) for change in changed}) == 5
     assert content_hash({**base, "env": {"A": UNKNOWN}}) is UNKNOWN
 
 
