@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL = "local"
-IMAGE = "nightbatch-worker:local"
-"""What infra/stacks/Pulumi.local.yaml calls the worker."""
 STACK_FILE = "infra/stacks/Pulumi.local.yaml"
 FORGET = "delete the state folder ($NIGHTBATCH_HOME/local) to start anew"
 NAMED = {"minilm": "embed", "smollm2": "generate"}
@@ -106,14 +104,10 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
 
 
 def without_endpoints(config: EmulatorConfig) -> EmulatorConfig:
-    """The same worker, as the image that the stack file names, and no endpoint: those come through REST v2."""
+    """The same workers, whatever image is named, and no endpoint: those come through REST v2."""
     import msgspec
 
-    from emulator.config import ImageConfig
-
-    like = config.endpoints[0]
-    env = {name: value for name, value in like.env.items() if name not in ("NIGHTBATCH_MODEL", "NIGHTBATCH_TASK")}
-    return msgspec.structs.replace(config, endpoints=(), images={IMAGE: ImageConfig(command=like.command, env=env)})
+    return msgspec.structs.replace(config, endpoints=())
 
 
 def state_path(directory: Path) -> Path:
