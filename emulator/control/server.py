@@ -137,7 +137,7 @@ class ControlServer:
         """Before those of the data plane, whose first segment is any word."""
         for word in WORDS:
             router.add_route("*", f"/v2/{word}", self._entry)
-            router.add_route("*", f"/v2/{word}/{{rest:.*}}", self._entry)
+            router.add_route("*", f"/v2/{word}/{{rest:[\\s\\S]*}}", self._entry)  # also a line feed: none of it is the data plane's
 
     # --- the way of every request ---------------------------------------------------------------------------------
 
