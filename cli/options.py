@@ -162,7 +162,7 @@ Night = Annotated[
 ]
 Stacks = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[STACK]...", help="The stacks; all that have a file, but local, unless said.", show_default=False),
+    typer.Argument(metavar="STACK", help="The stacks; all that have a file, but local, unless said.", show_default=False),
 ]
 OneStack = Annotated[str, typer.Argument(metavar="STACK", help="The stack.", show_default=False)]
 ReportOut = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the report goes; else to stdout.", show_default=False)]

@@ -1,0 +1,137 @@
+"""Preview, drift and the workflows' steps with the real engine: the project itself, its provider, and the emulator as RunPod."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.review.preview import render, understood
+from infra.review.previews import stack_preview
+from tests.infra.engine.kit import KEPT_ENV, PASSPHRASE, Cloud, cloud_of
+from tests.infra.review.record import BASE, CASES, COMMIT, DATA, DAY_S, ROOT, Estate, endpoint
+
+pytestmark = [pytest.mark.pulumi, pytest.mark.timeout(420)]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    """RunPod, with its idle rule."""
+    found = cloud_of(tmp_path / "cloud", idle_rule=True)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path, cloud: Cloud, pulumi_cli: Path) -> Estate:
+    return Estate(tmp_path, cloud, pulumi_cli)
+
+
+def environment(home: Estate, *, key: bool) -> dict[str, str]:
+    """Of a runner: the project, the state, and a key or none."""
+    base = {name: value for name, value in os.environ.items() if name in KEPT_ENV}
+    return {
+        **base,
+        "PATH": f"{home.cli}:{base['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "NIGHTBATCH_PROJECT": str(home.folder),
+        "NIGHTBATCH_HOME": str(home.home / "nightbatch"),
+        "RUNPOD_API_BASE_URL": home.cloud.url,
+        "PULUMI_BACKEND_URL": f"file://{home.home / 'state'}",
+        "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
+        "PULUMI_HOME": str(home.home / "pulumi-home"),
+        **({"RUNPOD_API_KEY": home.cloud.key} if key else {}),
+    }
+
+
+def nightbatch(home: Estate, *args: str, key: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command line, as a runner calls it."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", *args],
+        env={**environment(home, key=key), **env},
+        cwd=home.home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def differences(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """What `drift --json` found, by resource and property."""
+    return {(one["name"], one["property"]): one for one in json.loads(done.stdout)["differences"]}
+
+
+def test_drift_is_named_with_its_cause_and_the_next_up_mends_it(home: Estate) -> None:
+    stack = {**BASE, "endpoints": [endpoint("minilm"), endpoint("qwen"), endpoint("judge")]}
+    home.write("dev", **stack)
+    home.up("dev")
+    clean = nightbatch(home, "drift", "dev")
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    assert "no drift on dev" in clean.stdout
+
+    home.cloud.rest("PATCH", f"serverless/{home.endpoint('qwen')['id']}", {"timeout": 1000})
+    home.cloud.rest("DELETE", f"serverless/{home.endpoint('judge')['id']}")
+    home.cloud.leap(3.5 * DAY_S)
+    home.cloud.until_live(home.endpoint("minilm")["name"], lambda one: one["workers"]["max"] == 2, "the idle rule")
+    done = nightbatch(home, "drift", "dev", "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = differences(done)
+    assert found["minilm", "workers.max"]["cause"] == "RunPod's idle rule: no request for 3 days"
+    assert (found["minilm", "workers.max"]["declared"], found["minilm", "workers.max"]["live"]) == (5, 2)
+    assert (found["qwen", "timeout"]["declared"], found["qwen", "timeout"]["live"]) == (600000, 1000)
+    assert found["qwen", "timeout"]["cause"] == "changed on RunPod since the last `up`"
+    assert found["judge", None]["cause"] == "deleted on RunPod"
+    assert home.cloud.key not in done.stdout + done.stderr
+
+    home.project().up("dev", "--refresh", "--run-program").expect()
+    after = nightbatch(home, "drift", "dev")
+    assert after.returncode == 0, after.stdout + after.stderr
+
+
+def test_a_preview_of_all_stacks_without_a_key_reports_and_asks_runpod_nothing(home: Estate) -> None:
+    for stack in ("dev", "prod"):
+        home.write(stack, **BASE)
+        home.up(stack)
+    home.write("dev", **{**BASE, "endpoints": [endpoint("minilm", workers={"peak": 7})]})
+    out = home.home / "report.md"
+    with home.cloud.heard() as heard:
+        done = nightbatch(home, "preview", "--out", str(out), "--commit", COMMIT, key=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert heard == []
+    text = out.read_text()
+    assert "1 updated in 1 of 2 stacks" in text
+    assert "| `workers.max` | `5` | `7` |" in text
+    assert "not looked at" in text
+    again = nightbatch(home, "preview", "--out", str(out), "--commit", COMMIT, key=False)
+    assert again.returncode == 0
+    assert out.read_text() == text
+
+
+def test_a_stack_that_cannot_be_reached_is_infrastructure(home: Estate, unused_tcp_port: int) -> None:
+    home.write("dev", **BASE)
+    home.up("dev")
+    done = nightbatch(home, "drift", "dev", RUNPOD_API_BASE_URL=f"http://127.0.0.1:{unused_tcp_port}")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert home.cloud.key not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", ["fresh", "broken"])
+def test_the_engine_still_says_what_is_kept(case: str, home: Estate) -> None:
+    """The cases that hold no id of the emulator's making give the very same report when they are made anew."""
+    stacks, refresh = CASES[case](home)
+    project = home.project(key=refresh)
+    reports = []
+    for stack in stacks:
+        done = project.run("preview", "--json", "--show-sames", "--stack", stack)
+        reports.append(understood(stack_preview(stack, done, refreshed=refresh)))
+    text = render(reports, commit=COMMIT).replace(str(home.folder.resolve()), "/project/project")
+    assert text == (DATA / case / "report.md").read_text()
