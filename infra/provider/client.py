@@ -16,14 +16,15 @@ import json as jsonlib
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 
-from contract.errors import InfrastructureError, UsageError
+from contract.errors import UsageError
+from infra.provider.errors import Denied, NotFound, RestError, TooManyRequests, Unreachable
 
 API_BASE_URL: Final = "https://api.runpod.io"
 """REST v2's host (OpenAPI `servers`); the job data plane is another host, api.runpod.ai."""
@@ -45,46 +46,7 @@ HIDDEN: Final = "<hidden>"
 
 Json = dict[str, Any]
 
-
-class RestError(InfrastructureError):
-    """REST v2 refused, or did not answer. `status` is 0 where there was no answer; `errors` are the validator's own sentences."""
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        status: int = 0,
-        title: str = "",
-        detail: str = "",
-        errors: Sequence[str] = (),
-        where: str | None = None,
-        fix: str | None = None,
-    ) -> None:
-        super().__init__(what, where=where, fix=fix)
-        self.status = status
-        self.title = title
-        self.detail = detail
-        self.errors = tuple(errors)
-
-
-class NotFound(RestError):
-    """404: there is no such resource (any more)."""
-
-
-class Denied(RestError):
-    """401 or 403: no key, a wrong key, or a key without this permission."""
-
-
-class TooManyRequests(RestError):
-    """429, and the deadline came before RunPod's Retry-After. Certainly nothing happened."""
-
-
-class Unreachable(RestError):
-    """No usable answer within the deadline. `maybe_done`: the request may have been executed all the same."""
-
-    def __init__(self, what: str, *, maybe_done: bool, status: int = 0, where: str | None = None, fix: str | None = None) -> None:
-        super().__init__(what, status=status, where=where, fix=fix)
-        self.maybe_done = maybe_done
+__all__ = ["Denied", "NotFound", "RestClient", "RestError", "TooManyRequests", "Unreachable", "clean_base_url", "retry_after"]
 
 
 def clean_base_url(text: str | None = None, environ: Mapping[str, str] | None = None) -> str:

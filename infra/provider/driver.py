@@ -17,15 +17,18 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from contract.errors import InfrastructureError, NightbatchError, UsageError
-from infra.provider.client import NotFound, RestClient, RestError, Unreachable
+from infra.provider.errors import NotFound, RestError, Unreachable
 from infra.provider.resources import KINDS
 from infra.provider.resources import endpoint as endpoints
 from infra.provider.resources.endpoint import ENDPOINT, marked, marker_of
 from infra.provider.resources.fields import Json, Kind, by_name, equal, live_value
 from infra.provider.resources.functions import FUNCTIONS, shape
+
+if TYPE_CHECKING:
+    from infra.provider.client import RestClient
 
 Severity = Literal["info", "warning"]
 Log = Callable[[Severity, str, str], Awaitable[None]]

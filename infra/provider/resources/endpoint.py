@@ -236,8 +236,10 @@ def without_marker(live: Mapping[str, Any]) -> Json:
 
 
 def released(inputs: Mapping[str, Any] | None) -> frozenset[str]:
-    """What the template decides while the program does not say it."""
-    return FROM_TEMPLATE if inputs is not None and inputs.get("templateId") is not None else frozenset()
+    """What the template decides while the program does not say it. RunPod takes no CUDA versions of a template beside a declared floor."""
+    if inputs is None or inputs.get("templateId") is None:
+        return frozenset()
+    return FROM_TEMPLATE - {"gpu.allowedCudaVersions"} if at(inputs, "gpu", "minCudaVersion") is not None else FROM_TEMPLATE
 
 
 # --- check ---------------------------------------------------------------------------------------------------------------------------

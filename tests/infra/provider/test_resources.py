@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.provider.resources import KINDS
@@ -130,6 +130,7 @@ def test_a_failure_never_shows_a_value_that_may_be_a_secret() -> None:
 MEMBERS = st.sampled_from(["name", "type", "gpu", "cpu", "env", "workers", "scaling", "x"])
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(MEMBERS, JUNK))
 def test_check_answers_whatever_it_is_given(token: str, values: Json) -> None:
     clean, found = KINDS[token].check(values)
@@ -138,6 +139,7 @@ def test_check_answers_whatever_it_is_given(token: str, values: Json) -> None:
     assert all(f.reason for f in found)
 
 
+@settings(deadline=None)
 @given(make.endpoints() | make.endpoints(templated=True))
 def test_valid_endpoints_pass_unchanged(inputs: Json) -> None:
     clean, found = ENDPOINT.check(inputs)
@@ -148,6 +150,7 @@ def test_valid_endpoints_pass_unchanged(inputs: Json) -> None:
 # --- diff and bodies, against the model ----------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(make.endpoints())
 def test_after_a_create_nothing_differs_after_a_refresh_or_an_import(inputs: Json) -> None:
     live = create_endpoint(ENDPOINT.create_body(inputs, "0123"), "ep1")
@@ -172,6 +175,7 @@ def two_endpoints(draw: st.DrawFn, *, templated: bool = False) -> tuple[Json, Js
     return first, mixed if not ENDPOINT.check(mixed)[1] else second
 
 
+@settings(deadline=None)
 @given(two_endpoints())
 def test_a_patch_makes_what_is_declared_and_sends_nothing_else(pair: tuple[Json, Json]) -> None:
     old, new = pair
@@ -192,6 +196,7 @@ TEMPLATE_LIVE = create_template(
 )
 
 
+@settings(deadline=None)
 @given(two_endpoints(templated=True))
 def test_a_template_is_sent_again_when_it_changed_and_what_is_declared_wins(pair: tuple[Json, Json]) -> None:
     old, new = pair
@@ -270,6 +275,7 @@ def test_an_old_endpoint_without_a_type_is_imported_as_what_its_urls_say() -> No
     assert ENDPOINT.from_live({**live, "requestUrls": {"base": "https://x"}}, None)["type"] == "LOAD_BALANCER"
 
 
+@settings(deadline=None)
 @given(make.endpoints() | make.endpoints(templated=True))
 def test_a_preview_of_a_create_foretells_every_output(inputs: Json) -> None:
     template = TEMPLATE_LIVE if "templateId" in inputs else None
@@ -288,6 +294,7 @@ def agrees(foretold: Any, real: Any) -> bool:
     return bool(foretold == real)
 
 
+@settings(deadline=None)
 @given(two_endpoints())
 def test_a_preview_of_an_update_keeps_what_stays(pair: tuple[Json, Json]) -> None:
     old, new = pair
@@ -323,6 +330,7 @@ def test_a_volume_grows_in_place_and_is_replaced_by_everything_else() -> None:
     assert failures(NETWORK_VOLUME, {**old, "size": 9})["size"] == "size must be between 10 and 4096, not 9"
 
 
+@settings(deadline=None)
 @given(make.VOLUMES)
 def test_a_volume_is_clean_after_import(inputs: Json) -> None:
     live = {"type": "STANDARD", **NETWORK_VOLUME.create_body(inputs, ""), "id": "v1"}
@@ -330,6 +338,7 @@ def test_a_volume_is_clean_after_import(inputs: Json) -> None:
     assert not NETWORK_VOLUME.diff(NETWORK_VOLUME.from_live(live, inputs), inputs)
 
 
+@settings(deadline=None)
 @given(make.TEMPLATES, make.TEMPLATES)
 def test_a_template_becomes_what_is_declared(old: Json, new: Json) -> None:
     live = create_template(TEMPLATE.create_body(old, ""), "t1")
@@ -360,6 +369,7 @@ def test_every_change_of_a_registry_credential_replaces_it_and_it_cannot_be_impo
     assert not REGISTRY_CREDENTIAL.importable
 
 
+@settings(deadline=None)
 @given(st.sampled_from([make.endpoints(), make.VOLUMES, make.TEMPLATES, make.REGISTRIES]).flatmap(lambda s: st.tuples(s, s)))
 def test_nothing_differs_from_itself_and_a_body_holds_no_unknown(pair: tuple[Json, Json]) -> None:
     inputs, other = pair
