@@ -71,6 +71,8 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Unbilled time before a worker's process starts: pulling the image, downloading a cached model."""
     hosts: int | None = None
     """How many workers find a host; further ones are throttled. None: no shortage."""
+    in_stock: bool = True
+    """False: no GPU of its pools is free anywhere, so no worker finds a host."""
     ordinary_overtakes: bool = True
     count_low_priority: bool = False
     """Whether REQUEST_COUNT counts lowPriority jobs."""

@@ -150,7 +150,7 @@ class Fleet:
     ) -> None:
         """`on_event` is told of a worker's life in words, `on_end` of a worker that is no more, with its meter at its end."""
         self.endpoint = endpoint
-        self.hosts = endpoint.hosts
+        self.hosts = endpoint.hosts if endpoint.in_stock else 0
         """How many workers find a host; may be changed at any time."""
         self._clock = clock
         self._launcher = launcher
@@ -289,7 +289,7 @@ class Fleet:
 
         `version`: who keeps the endpoint's releases says which this is; a new number is a release, the same is none."""
         before, self.endpoint = self.endpoint, endpoint
-        self.hosts = endpoint.hosts
+        self.hosts = endpoint.hosts if endpoint.in_stock else 0
         if version is not None:
             if version != self._version:
                 self._version = version - 1
@@ -337,6 +337,7 @@ class Fleet:
         for worker in self.workers:
             if worker.throttled and (self.hosts is None or self._on_hosts() < self.hosts):
                 worker.throttled = False
+                worker.config = self.endpoint  # it is placed now, on what there is now
                 self._on_event(worker, "create container")
                 self._launch(worker)
 

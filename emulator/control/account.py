@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from contract.errors import UsageError
 from emulator.clock import Clock
 from emulator.config import EmulatorConfig, EndpointConfig, ImageConfig
 from emulator.control import bodies, endpoints, rules, views
@@ -134,7 +135,9 @@ class Account:
         for declared in self._config.endpoints:
             before = stored.pop(declared.endpoint_id, None)
             if before is not None and not before.declared:
-                raise Problem(400, f"endpoint id {before.id!r} was made through REST before")
+                raise UsageError(
+                    f"The id {before.id} of an endpoint of the configuration is that of one made through REST.", fix="Give it another id."
+                )
             record = endpoints.declared_record(declared, before, now)
             self._save(record)
             self._plane.open_endpoint(declared, record.version)
@@ -154,7 +157,8 @@ class Account:
                 record = msgspec.structs.replace(record, awake_at=used)
                 self._save(record)
             idle_s = now - max(record.awake_at, used or 0.0)
-            left = rules.idle_cut(record.workers_max, idle_s) if self._config.idle_rule else None
+            counted = self._config.idle_rule and record.type == "QUEUE"  # requests of load-balancing endpoints are not seen here
+            left = rules.idle_cut(record.workers_max, idle_s) if counted else None
             if left is not None:
                 self._cut(record, left, now, f"no request for {idle_s / rules.DAY_S:.1f} days: workers.max is {left} now")
                 continue

@@ -323,11 +323,8 @@ def config_of(
             "gpu_pool": pool,
             "gpu_count": record.gpu.count,
             "usd_per_s": catalog.pool_usd_per_s[pool],
+            "in_stock": in_stock,
         }
-        if not in_stock:
-            found["hosts"] = 0
-        elif base is not None and base.hosts == 0:
-            found["hosts"] = None
     elif record.cpu:
         cpu = record.cpu[0]
         flavor = catalog.cpu(cpu.id)

@@ -199,8 +199,10 @@ async def test_price_and_gpu_are_of_the_first_pool_that_has_stock(tmp_path: Path
         (worker,) = (await rest.get(f"/serverless/{made['id']}/workers"))["workers"]
         assert (worker["status"], worker["gpuTypeId"], worker["startedAt"]) == ("THROTTLED", None, None)
         emulator.account.set_stock("ADA_24", "HIGH")
-        assert settings(emulator, made["id"]).gpu == "NVIDIA GeForce RTX 4090"
+        assert settings(emulator, made["id"]).usd_per_s == 0.00031
         await eventually(lambda: emulator.endpoint(made["id"]).completed == 2)
+        (worker,) = (await rest.get(f"/serverless/{made['id']}/workers"))["workers"]
+        assert worker["gpuTypeId"] == "NVIDIA GeForce RTX 4090"
 
 
 async def test_a_cpu_endpoint_is_billed_by_its_vcpus(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ async def test_requests_keep_an_endpoint_awake_also_over_a_restart(tmp_path: Pat
 
 async def test_an_endpoint_of_unhealthy_workers_is_scaled_down(tmp_path: Path) -> None:
     script = Script(echo, exit_code=3, says=("loading", "no such model"))
-    async with controlled(tmp_path, script=script, unhealthy_scale_down_s=600.0) as (emulator, rest):
+    async with controlled(tmp_path, script=script, clock=FastClock(500), unhealthy_scale_down_s=600.0) as (emulator, rest):
         made = await rest.post("/serverless", endpoint(workers={"min": 1, "max": 2}))
         await eventually(lambda: emulator.endpoint(made["id"]).workers and emulator.endpoint(made["id"]).workers[0].unhealthy)
         (worker,) = (await rest.get(f"/serverless/{made['id']}/workers"))["workers"]

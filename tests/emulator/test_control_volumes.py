@@ -18,6 +18,7 @@ from emulator import Action, Emulator, EmulatorConfig, ImageConfig
 from tests.emulator.control_kit import Rest
 
 LIMIT = 500_000_000
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def client(emulator: Emulator, **settings: Any) -> Any:
@@ -34,14 +35,20 @@ def client(emulator: Emulator, **settings: Any) -> Any:
     )
 
 
-@pytest_asyncio.fixture
-async def house(tmp_path: Path) -> AsyncIterator[tuple[Emulator, Rest, str]]:
-    """An emulator with S3 and one volume."""
-    config = EmulatorConfig(state_dir=str(tmp_path), endpoints=(), images={"*": ImageConfig()})
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Emulator, Rest]]:
+    config = EmulatorConfig(state_dir=str(tmp_path_factory.mktemp("volumes")), endpoints=(), images={"*": ImageConfig()})
     async with Emulator(config) as emulator, aiohttp.ClientSession() as session:
-        rest = Rest(session, emulator)
-        volume = await rest.post("/network-volumes", {"name": "v", "size": 10, "dataCenter": "EU-RO-1"})
-        yield emulator, rest, volume["id"]
+        yield emulator, Rest(session, emulator)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def house(running: tuple[Emulator, Rest]) -> AsyncIterator[tuple[Emulator, Rest, str]]:
+    """An emulator with S3 and one volume."""
+    emulator, rest = running
+    volume = await rest.post("/network-volumes", {"name": "v", "size": 10, "dataCenter": "EU-RO-1"})
+    yield emulator, rest, volume["id"]
+    await rest.ask("DELETE", f"/network-volumes/{volume['id']}")
 
 
 async def refused(call: Any, code: str, **arguments: Any) -> None:
