@@ -39,7 +39,7 @@ IDENTITY = Identity(
     worker_s3_access="canaryaccessworker",
     worker_s3_secret="rps_canary/secret+of=the;worker",
 )
-SECRETS = [str(getattr(IDENTITY, name)) for name in IDENTITY.__struct_fields__ if name not in ("port", "s3_ports")]
+SECRETS = [value for name in IDENTITY.__struct_fields__ if isinstance(value := getattr(IDENTITY, name), str)]  # the others are ports
 
 
 @pytest.fixture(scope="module")
