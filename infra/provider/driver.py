@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from infra.provider.client import RestClient
 
 Severity = Literal["info", "warning"]
+Sleep = Callable[[float], Awaitable[None]]
 Log = Callable[[Severity, str, str], Awaitable[None]]
 """severity, message, URN: shown by the CLI beside the resource."""
 BUSY: Final = ("running", "idle", "initializing")
@@ -70,7 +71,7 @@ class Driver:
 
     def __init__(
         self,
-        client: Callable[[], RestClient],
+        client: Callable[[Sleep], RestClient],
         *,
         log: Log = no_log,
         patience: Patience | None = None,
@@ -110,7 +111,7 @@ class Driver:
     @property
     def client(self) -> RestClient:
         if self._client is None:
-            self._client = self._connect()
+            self._client = self._connect(self.pause)
         return self._client
 
     # --- create --------------------------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class Driver:
     async def _look_for(self, kind: Kind, body: Json, marker: str, seen: set[str]) -> list[Json]:
         """What is there now, was not before, and is what was asked for. Looks more than once: a slow create may still be on its way."""
         for pause in self._patience.looks:
-            await self._pause(pause)
+            await self.pause(pause)
             there = [live for live in await self._list(kind) if str(live.get("id")) not in seen | self._known]
             if found := [live for live in there if (marked(live, marker) if kind is ENDPOINT else _same(kind, live, body))]:
                 return found
@@ -350,10 +351,10 @@ class Driver:
                     where=f"endpoint {endpoint_id}",
                     fix="Raise drainTimeoutSeconds, or cancel the jobs.",
                 )
-            await self._pause(min(self._patience.poll, max(0.0, end - now)))
+            await self.pause(min(self._patience.poll, max(0.0, end - now)))
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait, unless the engine asks to stop."""
+    async def pause(self, seconds: float) -> None:
+        """Wait, unless the engine asks to stop: Ctrl-C does not sit out a Retry-After."""
         try:
             await asyncio.wait_for(self._stop.wait(), seconds) if seconds > 0 else await asyncio.sleep(0)
         except TimeoutError:
@@ -388,7 +389,7 @@ class Driver:
                 if not told:
                     await self._log("info", f"RunPod still refuses to delete it ({error.detail or error.status}); trying again", urn)
                     told = True
-            await self._pause(pause)
+            await self.pause(pause)
             pause = min(8.0, pause * 2)
 
     # --- functions -----------------------------------------------------------------------------------------------------------------

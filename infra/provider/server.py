@@ -25,7 +25,7 @@ from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provid
 
 from contract.errors import NightbatchError, UsageError
 from infra.provider import codec
-from infra.provider.driver import Driver, PartlyDone, Patience, Severity
+from infra.provider.driver import Driver, PartlyDone, Patience, Severity, Sleep
 from infra.provider.resources import KINDS, VERSION
 from infra.provider.resources.fields import UNKNOWN, Change, Failure, Kind, tops, with_chosen
 from infra.provider.resources.functions import FUNCTIONS
@@ -41,10 +41,11 @@ SENSITIVE: Final = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PA
 REFERENCE: Final = re.compile(r"\s*\{\{\s*RUNPOD_SECRET_\w+\s*\}\}\s*")
 """RunPod fills in its own secret: the text is no secret."""
 HIDDEN: Final = "[secret]"
-ClientFactory = Callable[[Mapping[str, Any]], Any]
+ClientFactory = Callable[[Mapping[str, Any], Sleep], Any]
+"""From the provider's configuration, and how to wait."""
 
 
-def make_client(config: Mapping[str, Any]) -> Any:
+def make_client(config: Mapping[str, Any], sleep: Sleep) -> Any:
     """The REST client of a configured provider; the key is read now, not before: a preview needs none."""
     from infra.provider.client import API_KEY_ENV, RestClient, clean_base_url
 
@@ -52,7 +53,7 @@ def make_client(config: Mapping[str, Any]) -> Any:
     key = config.get("apiKey") or os.environ.get(variable) or ""
     if not key:
         raise UsageError("an API key is needed.", where="runpodv2 provider", fix=f"Set {variable}, or apiKey of the provider.")
-    return RestClient(clean_base_url(config.get("baseUrl")), key, deadline_s=DEADLINE_S)
+    return RestClient(clean_base_url(config.get("baseUrl")), key, deadline_s=DEADLINE_S, sleep=sleep)
 
 
 class Servicer(provider_pb2_grpc.ResourceProviderServicer):
@@ -62,7 +63,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._engine_address = engine_address
         self._engine: Any = None
         self._config: dict[str, Any] = {}
-        self._driver = Driver(lambda: client(self._config), log=self.log, patience=patience)
+        self._driver = Driver(lambda sleep: client(self._config, sleep), log=self.log, patience=patience)
 
     async def close(self) -> None:
         """Connections, to RunPod and to the engine."""

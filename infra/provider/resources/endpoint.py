@@ -310,7 +310,8 @@ def _workers(v: Json) -> list[Failure]:
 
 def _cpu_sizes(v: Json) -> list[Failure]:
     failures = []
-    for i, item in enumerate(v.get("cpu") or () if known(v.get("cpu")) else ()):
+    cpu = v.get("cpu")
+    for i, item in enumerate(cpu if isinstance(cpu, list) else ()):
         count = at(item, "vcpuCount") if isinstance(item, Mapping) else None
         if isinstance(count, int) and count >= 2 and count & (count - 1):
             failures.append(Failure(f"cpu[{i}].vcpuCount", f"cpu[{i}].vcpuCount must be a power of two, not {count}"))

@@ -164,7 +164,7 @@ def check_fields(fields: Sequence[Field], values: Mapping[str, Any], path: str =
     clean: Json = {}
     table = {f.name: f for f in fields}
     for name in values:
-        if name not in table:
+        if name not in table and not name.startswith("__"):  # the engine's own members are not the user's
             close = difflib.get_close_matches(name, table, n=1, cutoff=0.6)
             hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(table)}"
             failures.append(Failure(join(path, name), f"{name} is not a property of {owner or 'this object'}{hint}"))

@@ -17,7 +17,7 @@ from pulumi.runtime.proto import engine_pb2_grpc, provider_pb2, provider_pb2_grp
 
 from infra.provider import codec
 from infra.provider.client import RestClient
-from infra.provider.driver import Patience
+from infra.provider.driver import Patience, Sleep
 from infra.provider.server import Servicer
 from tests.infra.provider.cloud import KEY, Cloud
 
@@ -163,9 +163,9 @@ class _Log(engine_pb2_grpc.EngineServicer):
 async def plugged(cloud: Cloud, *, deadline_s: float = 4.0, attempt_s: float = 0.15, key: str | None = KEY) -> AsyncIterator[Engine]:
     """A configured plugin in this process, and the engine's logs. Each is a new process as far as the provider can tell."""
 
-    def client(config: Mapping[str, Any]) -> RestClient:
+    def client(config: Mapping[str, Any], sleep: Sleep) -> RestClient:
         url, own = config.get("baseUrl") or cloud.base_url, config.get("apiKey") or key
-        return RestClient(url, own, deadline_s=deadline_s, attempt_s=attempt_s, rng=Least())
+        return RestClient(url, own, deadline_s=deadline_s, attempt_s=attempt_s, rng=Least(), sleep=sleep)
 
     logs: list[tuple[str, str]] = []
     engine_server, server = grpc.aio.server(), grpc.aio.server()

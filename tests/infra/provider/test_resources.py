@@ -139,6 +139,13 @@ def test_check_answers_whatever_it_is_given(token: str, values: Json) -> None:
     assert all(f.reason for f in found)
 
 
+@pytest.mark.parametrize("junk", [True, 3, "x", ["x"], {"x": "y"}, [{"x": []}]])
+def test_a_value_of_the_wrong_kind_is_a_failure_and_not_a_crash(junk: Any) -> None:
+    for f in ENDPOINT.inputs:
+        _, found = ENDPOINT.check({**GOOD, f.name: junk})
+        assert found or f.type in ("boolean", "string", "strings", "map", "integer"), f.name
+
+
 @settings(deadline=None)
 @given(make.endpoints() | make.endpoints(templated=True))
 def test_valid_endpoints_pass_unchanged(inputs: Json) -> None:

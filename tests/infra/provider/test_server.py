@@ -505,6 +505,18 @@ async def test_a_strict_rollout_is_stopped_by_the_engine_and_gives_the_workers_b
         assert cloud.endpoints[resource_id]["workers"]["max"] == 5
 
 
+async def test_ctrl_c_does_not_sit_out_a_retry_after(cloud: Cloud) -> None:
+    cloud.faults = [Fault("GET", ".*", status=429, headers={"Retry-After": "20"})]
+    async with plugged(cloud, deadline_s=60) as engine:
+        asked = asyncio.Event()
+        cloud.on_request = lambda method, path, body: asked.set()
+        read = asyncio.create_task(engine.read(ENDPOINT, "embed", "ep1", GOOD, GOOD))
+        await asyncio.wait_for(asked.wait(), 5)
+        await engine.cancel()
+        with pytest.raises(Failed, match="stopped while waiting"):
+            await asyncio.wait_for(read, 5)
+
+
 async def test_workers_that_cannot_be_brought_back_are_kept_in_the_state_and_by_the_next_up(cloud: Cloud) -> None:
     async with plugged(cloud, deadline_s=0.3) as engine:
         resource_id, checked, state = await made(engine, ENDPOINT, STRICT)
