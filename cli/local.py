@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
 
     if models:
         raise UsageError(f"with --pulumi the models are those of {STACK_FILE}.", where="--model", fix="Leave one of the two out.")
-    folder, cli = engine.project_folder(), engine.find_cli()  # before anything is started
+    source, cli = engine.project_folder(), engine.find_cli()  # before anything is started
     if local.running(directory) is None:
         python = worker_python()
         for model in NAMED:
@@ -94,7 +95,7 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
             "NIGHTBATCH_S3_ENDPOINT_URL": stack.facts.store.endpoint_url,
         },
     )
-    project = engine.Project(folder, env)
+    project = engine.Project(copy_project(source, directory / "project"), env)
     say(f"pulumi up of stack local ({cli})")
     project.ensure_stack(LOCAL)
     project.up(LOCAL, "--refresh", on_line=lambda line: say(f"  {line}") if line.strip() else None).expect(where="stack local")
@@ -108,6 +109,23 @@ def without_endpoints(config: EmulatorConfig) -> EmulatorConfig:
     import msgspec
 
     return msgspec.structs.replace(config, endpoints=())
+
+
+def copy_project(source: Path, folder: Path) -> Path:
+    """A project of its own beside the state, whose program is the clone's: Pulumi writes a stack's salt into its stack file, and a clone
+    must not change because somebody starts the local stack. What an earlier one wrote is kept."""
+    stacks = folder / "infra" / "stacks"
+    stacks.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / "Pulumi.yaml", folder / "Pulumi.yaml")
+    for path in (source / "infra").iterdir():
+        link = folder / "infra" / path.name
+        if path.name not in ("stacks", "__pycache__") and not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.resolve())
+    file = stacks / Path(STACK_FILE).name
+    salt = [line for line in file.read_text().splitlines() if line.startswith("encryptionsalt:")] if file.exists() else []
+    file.write_text("\n".join([(source / STACK_FILE).read_text().rstrip("\n"), *salt]) + "\n")
+    return folder
 
 
 def state_path(directory: Path) -> Path:

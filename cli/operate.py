@@ -87,7 +87,7 @@ def doctor(where: Where, looking: Looking) -> int:
     from infra.review.doctor import examine, mend, report_lines, report_record
     from infra.review.live import Asked, observe
     from infra.review.observed import Stopped, Unread
-    from infra.review.stop import read_stopped, stop_path
+    from infra.review.stop import forget, read_stopped, stop_path
 
     if looking.webhook_url is not None:
         check_url(looking.webhook_url, "--webhook-url")
@@ -116,7 +116,11 @@ def doctor(where: Where, looking: Looking) -> int:
                 stopped=stopped,
                 deadline_s=PART_S,
             )
-            report = examine(await observe(stack, rest=rest, plane=plane, stores=stores, asked=asked))
+            seen = await observe(stack, rest=rest, plane=plane, stores=stores, asked=asked)
+            if stopped:
+                up = {one.declared.id for one in seen.endpoints if one.live is not None and one.live.workers_max > 0}
+                forget(stop_path(state_dir(), stack.facts.stack), stack.facts.stack, up)
+            report = examine(seen)
             if looking.fix:
                 report = replace(report, mended=await mend(rest, report))
             return report

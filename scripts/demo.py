@@ -11,6 +11,7 @@ started yourself is not touched.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -65,7 +66,9 @@ class LocalStack:
     def __enter__(self) -> LocalStack:
         self._keeper = subprocess.Popen([sys.executable, "-c", KEEPER], cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
         try:
-            self.nightbatch("local", "up")
+            by_pulumi, why = pulumi()
+            say(why)
+            self.nightbatch("local", "up", *(("--pulumi",) if by_pulumi else ()))
         except BaseException:
             self.__exit__()
             raise
@@ -131,6 +134,18 @@ def worker_environment() -> None:
     if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode != 0:
         raise Failed("the worker environment could not be built; the message is above.")
     say(f"built in {time.monotonic() - began:.0f} s")
+
+
+def pulumi() -> tuple[bool, str]:
+    """Whether a real `pulumi up` can make the local stack: the CLI is there, or was built before. Nothing is built here. And the sentence."""
+    there = subprocess.run(
+        [sys.executable, "scripts/pulumi-cli", "--check"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if there.returncode != 0:
+        return False, "the Pulumi CLI is not here (scripts/pulumi-cli gets it), so the emulator makes its endpoints itself"
+    if importlib.util.find_spec("pulumi") is None:
+        return False, "this Python has no pulumi package, so the emulator makes its endpoints itself"
+    return True, f"a real `pulumi up` ({there.stdout.strip()}) makes the local stack from infra/stacks/Pulumi.local.yaml"
 
 
 def relative(name: str | None) -> str:

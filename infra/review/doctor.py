@@ -33,8 +33,6 @@ FEW: Final = 3
 """Jobs without which nothing is said of their times."""
 LOST_JOB: Final = "job timed out after"
 """RunPod's words for a job whose worker stopped reporting (observed 6 August 2026: "job timed out after 1 retries")."""
-DEFAULT_TTL_S: Final = 86_400.0
-"""Of a job that was sent without a policy (send-requests)."""
 LOG_LINES: Final = 5
 
 
@@ -379,7 +377,7 @@ def check_ttl(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
     """Jobs live long enough for the night: for their wait in the queue and their execution."""
     want = at.declared
     pace = max(1, want.workers_max)
-    gone = [job for job in at.jobs if _expired(job, seen)]
+    gone = [job for job in at.jobs if _expired(job)]
     if gone:
         ages = [span(job.ttl_s) for job in gone if job.ttl_s is not None]
         yield Finding(
@@ -811,11 +809,9 @@ def _medians(jobs: Sequence[JobSeen]) -> tuple[float | None, float | None]:
     return statistics.median(job.delay_s or 0.0 for job in ended), statistics.median(job.execution_s or 0.0 for job in ended)
 
 
-def _expired(job: JobSeen, seen: Observed) -> bool:
-    """RunPod knows the job no more, its ttl has passed, and the client never saw it end."""
-    if job.status is not None or job.sent_at is None or job.known in ("won", "lost", "dead", "rejected"):
-        return False
-    return job.known == "expired" or (seen.at - job.sent_at).total_seconds() >= (job.ttl_s or DEFAULT_TTL_S)
+def _expired(job: JobSeen) -> bool:
+    """RunPod knows the job no more, and the client gave it up without a result. (A 404 alone says nothing: results are kept for 30 minutes.)"""
+    return job.status is None and job.known == "expired"
 
 
 def _on_volume(seen: Observed) -> bool:

@@ -64,6 +64,14 @@ def read_stopped(path: Path) -> tuple[Stopped, ...]:
         ) from None
 
 
+def forget(path: Path, stack: str, up: Collection[str]) -> None:
+    """Endpoints that somebody has given workers since are stopped no more: a later cut is another one. Raises InfrastructureError."""
+    kept = read_stopped(path)
+    left = [one for one in kept if one.endpoint_id not in up]
+    if len(left) < len(kept):
+        _write(path, stack, left)
+
+
 async def balanced(rest: Rest, stack: str, *, project: str = PROJECT, others: Collection[str] = ()) -> dict[str, str]:
     """Load-balancing endpoints of a stack, id -> name: facts tell of queue endpoints alone, so they are found by the name that the program
     gives them. `others`: further stacks of the project, whose names may begin with this one's."""

@@ -15,7 +15,7 @@ from contract.errors import UsageError
 from emulator.local import default_config, running
 
 
-def nightbatch(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def nightbatch(home: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     worker = home / "python"  # has every model, and is never started as a worker here
     worker.write_text("#!/bin/sh\nexit 0\n")
     worker.chmod(0o755)
@@ -25,7 +25,7 @@ def nightbatch(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
     )
 
 
@@ -116,3 +116,57 @@ def test_a_state_folder_that_cannot_be_is_one_sentence(command: str) -> None:
     assert "Traceback" not in done.stderr
     assert "unexpected" not in done.stderr
     assert done.returncode == (3 if command == "up" else 0)
+
+
+# --- by pulumi -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_models_of_a_stack_by_pulumi_are_those_of_its_file(tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "local", "up", "--pulumi", "--model", "org/else")
+    assert done.returncode == 2
+    assert "infra/stacks/Pulumi.local.yaml" in done.stderr
+    assert running(tmp_path / "local") is None
+
+
+def test_a_clone_stays_as_it_is_and_pulumis_salt_is_kept(tmp_path: Path) -> None:
+    folder = local.copy_project(local.ROOT, tmp_path / "project")
+    file = folder / local.STACK_FILE
+    assert file.read_text() == (local.ROOT / local.STACK_FILE).read_text()
+    file.write_text(f"{file.read_text()}encryptionsalt: v1:abc\n")
+    assert local.copy_project(local.ROOT, folder) == folder
+    assert file.read_text() == f"{(local.ROOT / local.STACK_FILE).read_text()}encryptionsalt: v1:abc\n"
+    assert (folder / "infra/__main__.py").resolve() == local.ROOT / "infra/__main__.py"
+    assert (folder / "infra/provider/bin").exists()
+
+
+@pytest.mark.pulumi
+@pytest.mark.timeout(420)
+def test_up_by_pulumi_makes_the_endpoints_and_a_cut_of_one_is_a_finding(tmp_path: Path) -> None:
+    try:
+        done = nightbatch(tmp_path, "local", "up", "--pulumi", "--json", timeout_s=240)
+        assert done.returncode == 0, done.stderr
+        up = json.loads(done.stdout)
+        assert up["made_by"] == "pulumi"
+        assert [(endpoint["name"], endpoint["model"], endpoint["tasks"]) for endpoint in up["endpoints"]] == [
+            ("minilm", "minilm", ["embed"]),
+            ("smollm2", "smollm2", ["generate"]),
+        ]
+        found = json.loads(nightbatch(tmp_path, "doctor", "--json").stdout)
+        assert (found["findings"], found["unread"]) == ([], [])
+        # the emulator alone brings Pulumi's endpoints back
+        assert nightbatch(tmp_path, "local", "down").returncode == 0
+        again = nightbatch(tmp_path, "local", "up", "--json")
+        assert {endpoint["id"] for endpoint in json.loads(again.stdout)["endpoints"]} == {endpoint["id"] for endpoint in up["endpoints"]}
+        assert nightbatch(tmp_path, "stop", "local").returncode == 0
+        stopped = json.loads(nightbatch(tmp_path, "doctor", "--json").stdout)
+        assert [finding["code"] for finding in stopped["findings"]] == ["stopped", "stopped"]
+        # what the stack declares comes back with the next up
+        assert nightbatch(tmp_path, "local", "up", "--pulumi", timeout_s=240).returncode == 0
+        assert json.loads(nightbatch(tmp_path, "doctor", "--json").stdout)["findings"] == []
+        state = (tmp_path / "local").rglob("*.json")
+        secrets = json.loads((tmp_path / "local/facts.json").read_text())
+        kept = [path for path in state if path.name not in ("facts.json", "identity.json", "identities.json")]
+        assert all(secrets["api_key"] not in path.read_text(errors="replace") for path in kept)
+        assert secrets["api_key"] not in done.stdout + done.stderr
+    finally:
+        nightbatch(tmp_path, "local", "down")

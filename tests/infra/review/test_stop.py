@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import InfrastructureError, UsageError
-from infra.review.stop import balanced, read_stopped, start, stop, stop_path
+from infra.review.stop import balanced, forget, read_stopped, start, stop, stop_path
 from tests.infra.review.cloud import NOW, Cloud, live
 
 ONE = {"ep-minilm": "minilm"}
@@ -104,6 +104,17 @@ async def test_an_endpoint_that_was_at_zero_is_not_remembered(tmp_path: Path) ->
     (cut,), _ = await stop(cloud, "prod", ONE, path=path, at=NOW)
     assert cut.done
     assert not path.exists()
+
+
+async def test_a_stop_that_somebody_undid_by_hand_is_forgotten(tmp_path: Path) -> None:
+    """Else a later idle cut would be taken for it, and never be mended."""
+    cloud, path = two(), stop_path(tmp_path, "prod")
+    await stop(cloud, "prod", TWO, path=path, at=NOW)
+    forget(path, "prod", {"ep-minilm"})
+    assert [one.endpoint_id for one in read_stopped(path)] == ["ep-smollm2"]
+    forget(path, "prod", {"ep-minilm", "ep-smollm2"})
+    assert not path.exists()
+    forget(path, "prod", {"ep-minilm"})
 
 
 def test_a_stacks_name_never_leaves_its_folder(tmp_path: Path) -> None:
