@@ -32,7 +32,7 @@ from emulator.control.server import ControlServer
 from emulator.control.usage import HourCost, Usage
 from emulator.control.volumes import VolumeProxy
 from emulator.faults import Seam
-from emulator.jobs import Job, Status
+from emulator.jobs import EXECUTION_TIMEOUT_DEFAULT_MS, Job, Status
 from emulator.launch import ProcessLauncher
 from emulator.limits import RateLimiter
 from emulator.s3 import KeyPair, SeaweedS3, find_weed
@@ -143,7 +143,7 @@ class Emulator:
         self._meters_saved = 0.0
         self.failed: asyncio.Future[None]
         """Gets an exception if the emulator's own loop breaks; never a result."""
-        unknown = set(self._scripted) - {endpoint.name for endpoint in config.endpoints}
+        unknown = set(self._scripted) - {endpoint.name for endpoint in config.endpoints} - {"*"}
         if unknown and not (config.control and config.images):
             raise UsageError(f"There is a script for {', '.join(sorted(unknown))}, but no such endpoint.")
 
@@ -386,10 +386,10 @@ class Emulator:
         for row in self._usage.spent(worker.config.endpoint_id, worker.config.compute, begin, now, usd):
             self._state.hour_saved(row.key, msgspec.msgpack.encode(row))
 
-    def _worker_event(self, endpoint: str, worker: Worker, text: str) -> None:
+    def _worker_event(self, config: EndpointConfig, worker: Worker, text: str) -> None:
+        endpoint = config.endpoint_id
         if self.logs.is_live(endpoint, worker.id) is None:
-            launcher = self._launchers.get(endpoint)
-            self.logs.opened(endpoint, worker.id, None if launcher is not None else self._log_path(endpoint, worker.id))
+            self.logs.opened(endpoint, worker.id, None if config.name in self._launchers else self._log_path(config.name, worker.id))
         self.logs.say(endpoint, worker.id, text)
 
     def _worker_ended(self, endpoint: str, worker: Worker) -> None:
@@ -436,7 +436,7 @@ class Emulator:
     async def _end_fleet(self, fleet: Fleet) -> None:
         await fleet.close()
         self._launchers.pop(fleet.endpoint.name, None)
-        self.logs.forget(fleet.endpoint.name)
+        self.logs.forget(fleet.endpoint.endpoint_id)
 
     async def make_bucket(self, volume: str) -> None:
         if self.s3 is not None:
@@ -495,8 +495,8 @@ class Emulator:
             lambda worker: self._metered(name, worker, worker.meter),
             self._earlier_bill(config),
             version=version,
-            on_event=lambda worker, text: self._worker_event(name, worker, text),
-            on_end=lambda worker: self._worker_ended(name, worker),
+            on_event=lambda worker, text: self._worker_event(config, worker, text),
+            on_end=lambda worker: self._worker_ended(config.endpoint_id, worker),
         )
         broker = Broker(config.endpoint_id, self.config.broker_settings(config), self, fleet)
         broker.completed, broker.failed, broker.retried = self._counters.pop(broker.endpoint, (0, 0, 0))
@@ -528,7 +528,7 @@ class Emulator:
                 self.base_url,
                 self.worker_key,
                 self.clock,
-                lambda worker, line: self.logs.say(endpoint.name, worker, line, "container"),
+                lambda worker, line: self.logs.say(endpoint.endpoint_id, worker, line, "container"),
             )
             self._launchers[endpoint.name] = launcher
             return launcher
@@ -651,7 +651,7 @@ def _endpoint_facts(endpoint: EndpointConfig) -> EndpointFacts:
         scaler_value=endpoint.scaler_value,
         shards_per_worker=endpoint.concurrency,
         idle_timeout_s=endpoint.idle_timeout_s,
-        execution_timeout_s=endpoint.execution_timeout_ms / 1000,
+        execution_timeout_s=(endpoint.execution_timeout_ms or EXECUTION_TIMEOUT_DEFAULT_MS) / 1000,  # plans need some limit
         cold_start_s=endpoint.cold_start_s,
         max_model_len=endpoint.max_model_len,
         image=endpoint.image,

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from emulator import Emulator, EmulatorConfig, ImageConfig, Script, ScriptedWorker
+from emulator import Emulator, EmulatorConfig, EndpointConfig, ImageConfig, Script, ScriptedWorker
 from emulator.control.logs import WorkerLogs
 from tests.emulator.control_kit import COUNT, Rest, controlled, endpoint
 from tests.emulator.kit import echo, eventually
@@ -118,3 +118,12 @@ def test_a_line_has_the_time_at_which_the_file_first_held_it(tmp_path: Path, end
     assert logs.lines("e", "w") == lines
     assert [(line.text, int(line.ts)) for line in lines] == [("a", 100), ("b", 100), ("c", 200), *([("part", 200)] if ended else [])]
     assert len({line.ts for line in lines}) == len(lines)
+
+
+async def test_workers_of_the_configurations_endpoints_have_logs_by_the_endpoints_id(tmp_path: Path) -> None:
+    declared = EndpointConfig(name="a", id="a-id", workers_min=1)
+    async with controlled(tmp_path, endpoints=(declared,), script=Script(echo, says=("hello",))) as (emulator, rest):
+        await eventually(lambda: emulator.open_polls("a"))
+        (worker,) = emulator.endpoint("a").workers
+        found = await events(rest, f"/serverless/a-id/workers/{worker.id}/logs?source=container", 1)
+        assert found[0][1]["line"] == "hello"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from emulator import DROP, PASS, Action, EndpointConfig, ImageConfig, ManualClock, Message
+from contract.errors import UsageError
+from emulator import DROP, PASS, Action, EmulatorConfig, EndpointConfig, ImageConfig, ManualClock, Message
 from tests.emulator.control_kit import COUNT, DELAY, GPU, controlled, endpoint, settings
 
 
@@ -313,3 +314,25 @@ async def test_endpoints_of_the_configuration_are_seen_and_changed_but_not_delet
         assert (await rest.get("/serverless/minilm"))["workers"]["max"] == 2
         await rest.patch("/serverless/minilm", {"name": "other"}, 403)
         await rest.delete("/serverless/minilm", 403)
+
+
+async def test_the_configuration_is_the_truth_of_its_endpoints_at_the_next_start(tmp_path: Path) -> None:
+    declared = EndpointConfig(name="a", id="a-id", workers_max=4)
+    async with controlled(tmp_path, endpoints=(declared, EndpointConfig(name="b"))) as (_, rest):
+        first = await rest.get("/serverless/a-id")
+        assert first["name"] == "a"
+        await rest.patch("/serverless/a-id", {"workers": {"max": 1}, "env": {"A": "1"}})
+    async with controlled(tmp_path, endpoints=(declared,)) as (_, rest):
+        (again,) = (await rest.get("/serverless"))["endpoints"]
+        assert (again["workers"]["max"], again["env"], again["createdAt"]) == (4, {}, first["createdAt"])
+
+
+async def test_without_the_control_plane_its_paths_are_nothing(tmp_path: Path) -> None:
+    async with controlled(tmp_path, control=False, images={}, endpoints=(EndpointConfig(name="night"),)) as (_, rest):
+        assert (await rest.ask("GET", "/serverless/x")).status == 404
+        await rest.get("/night/health")
+
+
+def test_the_words_of_rest_v2_are_no_endpoints() -> None:
+    with pytest.raises(UsageError, match="cannot be called templates"):
+        EmulatorConfig(state_dir="x", endpoints=(EndpointConfig(name="templates"),))
