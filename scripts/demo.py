@@ -137,10 +137,9 @@ def worker_environment() -> None:
 
 
 def pulumi() -> tuple[bool, str]:
-    """Whether a real `pulumi up` can make the local stack: the CLI is there, or was built before. Nothing is built here. And the sentence."""
-    there = subprocess.run(
-        [sys.executable, "scripts/pulumi-cli", "--check"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    """Whether a real `pulumi up` can make the local stack: the CLI is there, or was built before (nothing is built here). And a sentence."""
+    command = [sys.executable, "scripts/pulumi-cli", "--check"]
+    there = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if there.returncode != 0:
         return False, "the Pulumi CLI is not here (scripts/pulumi-cli gets it), so the emulator makes its endpoints itself"
     if importlib.util.find_spec("pulumi") is None:

@@ -810,7 +810,7 @@ def _medians(jobs: Sequence[JobSeen]) -> tuple[float | None, float | None]:
 
 
 def _expired(job: JobSeen) -> bool:
-    """RunPod knows the job no more, and the client gave it up without a result. (A 404 alone says nothing: results are kept for 30 minutes.)"""
+    """RunPod knows the job no more, and the client gave it up without a result. A 404 alone says nothing: results are kept for 30 min."""
     return job.status is None and job.known == "expired"
 
 
