@@ -137,7 +137,7 @@ def worker_environment() -> None:
 
 
 def pulumi() -> tuple[bool, str]:
-    """Whether a real `pulumi up` can make the local stack: the CLI is there, or was built before (nothing is built here). And a sentence."""
+    """Whether a real `pulumi up` can make the local stack (the CLI is there; nothing is built here), and a sentence."""
     command = [sys.executable, "scripts/pulumi-cli", "--check"]
     there = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if there.returncode != 0:
