@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from emulator import Emulator, EmulatorConfig, FastClock, ImageConfig, Script, ScriptedWorker
+from emulator import Emulator, EmulatorConfig, FastClock, ImageConfig, Script, ScriptedWorker, local
 from emulator.control import rules
 from emulator.local import default_config
 from tests.emulator.control_kit import COUNT, DELAY, Rest, controlled, endpoint, settings
@@ -333,3 +335,31 @@ async def test_load_balancing_endpoints_are_declared_and_have_no_queue(tmp_path:
         assert (await rest.ask("POST", f"/{made['id']}/run", {"input": 1})).status == 404
         assert (await rest.patch(f"/serverless/{made['id']}", {"timeout": 1}))["timeout"] == 1
         await rest.delete(f"/serverless/{made['id']}")
+
+
+async def test_what_was_answered_is_there_after_kill_9(tmp_path: Path) -> None:
+    config = EmulatorConfig(state_dir=str(tmp_path / "local"), endpoints=(), images={"*": ImageConfig()}, api_key="key")
+    pid = (await asyncio.to_thread(local.up, config)).pid
+    try:
+        root = local.stack(tmp_path / "local").facts.api_url
+        async with aiohttp.ClientSession(headers={"Authorization": "Bearer key"}) as session:
+            async with session.post(f"{root}/serverless", json=endpoint()) as answer:
+                made = await answer.json()
+            async with session.patch(f"{root}/serverless/{made['id']}", json={"env": {"A": "1"}}) as answer:
+                changed = await answer.json()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda: local.running(tmp_path / "local") is None)
+            await asyncio.to_thread(local.up, config)
+            async with session.get(f"{root}/serverless") as answer:
+                assert await answer.json() == {"endpoints": [changed]}
+    finally:
+        await asyncio.to_thread(local.down, tmp_path / "local")
+
+
+async def test_load_balancing_endpoints_are_not_cut_for_requests_that_nobody_counts(tmp_path: Path) -> None:
+    async with controlled(tmp_path, clock=FastClock(200_000, stall_s=0.05), tick_s=600) as (emulator, rest):
+        balanced = await rest.post("/serverless", endpoint(name="lb", type="LOAD_BALANCER", scaling=COUNT))
+        queue = await rest.post("/serverless", endpoint())
+        await eventually(lambda: settings(emulator, queue["id"]).workers_max == 0)
+        assert (await rest.get(f"/serverless/{balanced['id']}"))["workers"]["max"] == 3

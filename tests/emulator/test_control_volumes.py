@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from emulator import Action, Emulator, EmulatorConfig, ImageConfig
+from emulator.s3 import sign_headers
 from tests.emulator.control_kit import Rest
 
 LIMIT = 500_000_000
@@ -125,6 +127,45 @@ async def test_a_single_put_of_500_mb_is_refused_before_it_is_sent(house: tuple[
     assert answer.split()[1] == ("100" if allowed else "400")
     writer.close()
     await writer.wait_closed()
+
+
+@pytest.mark.parametrize("kind", ["STREAMING-UNSIGNED-PAYLOAD-TRAILER", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"])
+async def test_a_body_in_signed_chunks_arrives_whole(house: tuple[Emulator, Rest, str], kind: str) -> None:
+    emulator, rest, volume = house
+    assert emulator.s3 is not None
+    pieces = [b"a" * 70_000, b"b\r\n0\r\n"]
+    mark = b"" if "UNSIGNED" in kind else b";chunk-signature=" + b"0" * 64
+    trailer = b"x-amz-checksum-crc32:AAAAAA==\r\n" if "UNSIGNED" in kind else b""
+    chunked = b"".join(b"%x%s\r\n%s\r\n" % (len(piece), mark, piece) for piece in (*pieces, b"")).removesuffix(b"\r\n") + trailer + b"\r\n"
+    headers = {
+        "host": str(emulator.volumes_url).partition("://")[2],
+        "content-encoding": "aws-chunked",
+        "x-amz-decoded-content-length": str(sum(map(len, pieces))),
+    }
+    now = datetime.datetime.now(datetime.UTC)
+    signed = sign_headers("PUT", f"/{volume}/chunks", "", headers, kind, emulator.s3.worker_keys, now)
+    async with rest.session.put(f"{emulator.volumes_url}/{volume}/chunks", headers=signed, data=chunked) as answer:
+        assert answer.status == 200, await answer.text()
+    found = await asyncio.to_thread(client(emulator).get_object, Bucket=volume, Key="chunks")
+    assert await asyncio.to_thread(found["Body"].read) == b"".join(pieces)
+    assert "ContentEncoding" not in found
+
+
+async def test_empty_objects_are_objects(house: tuple[Emulator, Rest, str]) -> None:
+    emulator, _, volume = house
+    await asyncio.to_thread(client(emulator).put_object, Bucket=volume, Key="empty", Body=b"")
+    assert (await asyncio.to_thread(client(emulator).head_object, Bucket=volume, Key="empty"))["ContentLength"] == 0
+
+
+async def test_an_old_signature_is_refused(house: tuple[Emulator, Rest, str]) -> None:
+    emulator, rest, volume = house
+    assert emulator.s3 is not None
+    for hours, status in ((0.9, 404), (1.1, 403), (-1.1, 403)):
+        signed_at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=hours)
+        headers = {"host": str(emulator.volumes_url).partition("://")[2]}
+        signed = sign_headers("GET", f"/{volume}/nothing", "", headers, "UNSIGNED-PAYLOAD", emulator.s3.client_keys, signed_at)
+        async with rest.session.get(f"{emulator.volumes_url}/{volume}/nothing", headers=signed) as answer:
+            assert answer.status == status
 
 
 @pytest.mark.parametrize("change", ["secret", "access", "region"])
