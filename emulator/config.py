@@ -58,9 +58,11 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gpu_count: int = 1
     compute: Literal["GPU", "CPU"] = "GPU"
     """CPU: `gpu` is then the instance, such as cpu3g-4-16, and `usd_per_s` the price of all of it."""
+    placements: tuple[tuple[str, str | None], ...] = ()
+    """Data centers, each with the network volume there, over which workers are spread in turn."""
     data_center: str | None = None
     network_volume: str | None = None
-    """Workers are told of both as RunPod's pods are (RUNPOD_DC_ID, RUNPOD_VOLUME_ID)."""
+    """Of one worker, which is told of both as RunPod's pods are (RUNPOD_DC_ID, RUNPOD_VOLUME_ID)."""
     concurrency: int = 1
     """Jobs at once in one worker, for plans; the worker itself decides how many it asks for."""
     cold_start_s: float = 60.0

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
+import msgspec
+
 from contract.errors import EmulatorError
 from emulator.billing import Bill, Meter, Phase
 from emulator.broker import Broker
@@ -162,6 +164,7 @@ class Fleet:
         self._closed = earlier
         self._workers: dict[str, Worker] = {}
         self._failures = 0
+        self._placements = 0
         self._version = version
         self._closing = False
         self.broker: Broker
@@ -323,12 +326,20 @@ class Fleet:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
-        worker = Worker(secrets.token_hex(7), self._version, now, self.endpoint)
+        worker = Worker(secrets.token_hex(7), self._version, now, self._placed())
         worker.throttled = self.hosts is not None and self._on_hosts() >= self.hosts
         self._workers[worker.id] = worker
         self._on_event(worker, "worker is throttled: no host has room" if worker.throttled else "create container")
         if not worker.throttled:
             self._launch(worker)
+
+    def _placed(self) -> EndpointConfig:
+        """The endpoint's settings as the next worker has them: with its data center and the volume there."""
+        if not self.endpoint.placements:
+            return self.endpoint
+        center, volume = self.endpoint.placements[self._placements % len(self.endpoint.placements)]
+        self._placements += 1
+        return msgspec.structs.replace(self.endpoint, data_center=center, network_volume=volume)
 
     def _on_hosts(self) -> int:
         return sum(1 for worker in self._workers.values() if not worker.throttled and not worker.external)
@@ -337,7 +348,7 @@ class Fleet:
         for worker in self.workers:
             if worker.throttled and (self.hosts is None or self._on_hosts() < self.hosts):
                 worker.throttled = False
-                worker.config = self.endpoint  # it is placed now, on what there is now
+                worker.config = self._placed()  # now, on what there is now
                 self._on_event(worker, "create container")
                 self._launch(worker)
 

@@ -337,9 +337,12 @@ def config_of(
             "usd_per_s": flavor.usd_per_vcpu_h * cpu.vcpus / 3600,
         }
     attached = [volumes[volume_id] for volume_id in record.network_volumes if volume_id in volumes]
-    if not record.declared or attached or record.data_center_ids:
-        found["data_center"] = attached[0].data_center if attached else next(iter(record.data_center_ids), ANYWHERE)
-        found["network_volume"] = attached[0].id if attached else None
+    if attached:
+        found["placements"] = tuple((volume.data_center, volume.id) for volume in attached)
+    elif record.data_center_ids or not record.declared:
+        found["placements"] = tuple((center, None) for center in record.data_center_ids or (ANYWHERE,))
+    else:
+        found["placements"] = ()
     if base is None:
         return EndpointConfig(name=record.id, **found)
     return msgspec.structs.replace(base, **found)

@@ -363,3 +363,21 @@ async def test_load_balancing_endpoints_are_not_cut_for_requests_that_nobody_cou
         queue = await rest.post("/serverless", endpoint())
         await eventually(lambda: settings(emulator, queue["id"]).workers_max == 0)
         assert (await rest.get(f"/serverless/{balanced['id']}"))["workers"]["max"] == 3
+
+
+async def test_workers_are_spread_over_the_volumes_and_see_one_each(tmp_path: Path) -> None:
+    async def placed(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        return [worker.endpoint.data_center, worker.endpoint.network_volume]
+
+    async with controlled(tmp_path, script=Script(placed)) as (emulator, rest):
+        bodies = [{"name": "v", "size": 10, "dataCenter": center} for center in ("EU-RO-1", "US-KS-2")]
+        volumes = [(await rest.post("/network-volumes", body))["id"] for body in bodies]
+        made = await rest.post("/serverless", endpoint(workers={"min": 2, "max": 2}, networkVolumes=volumes))
+        await eventually(lambda: emulator.open_polls(made["id"]) == 2)
+        shown = (await rest.get(f"/serverless/{made['id']}/workers"))["workers"]
+        assert sorted(worker["dataCenterId"] for worker in shown) == ["EU-RO-1", "US-KS-2"]
+        found = (await finished(rest, made["id"], await rest.run(made["id"])))["output"]
+        assert found in [["EU-RO-1", volumes[0]], ["US-KS-2", volumes[1]]]
+        await rest.patch(f"/serverless/{made['id']}", {"networkVolumes": []})
+        await eventually(lambda: emulator.open_polls(made["id"]) == 2)
+        assert (await finished(rest, made["id"], await rest.run(made["id"])))["output"] == ["US-KS-2", None]
