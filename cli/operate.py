@@ -461,7 +461,10 @@ def estimate(load: Load) -> int:
 
 def pin_image(where: Where, tag: str | None, endpoint: str | None, environ: Mapping[str, str] = os.environ) -> int:
     """Resolve tags at the registry and write their digests into the stack file."""
-    from infra.images import Pinned, pin
+    try:
+        from infra.images import Pinned, pin
+    except ModuleNotFoundError as error:
+        raise UsageError(f"`image pin` needs {error.name}, which this installation lacks.", fix="Install nightbatch[infra].") from None
     from infra.review.engine import project_folder
     from infra.settings import stack_file
 
