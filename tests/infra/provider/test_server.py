@@ -480,6 +480,34 @@ async def test_a_strict_rollout_that_fails_brings_the_old_workers_back(cloud: Cl
         assert cloud.endpoints[resource_id]["workers"]["max"] == 5
 
 
+async def test_workers_that_a_killed_rollout_left_at_zero_come_back_though_the_next_one_fails(cloud: Cloud) -> None:
+    async with plugged(cloud) as engine:
+        resource_id, checked, state = await made(engine, ENDPOINT, STRICT)
+        cloud.carry_out("PATCH", f"/v2/serverless/{resource_id}", {"workers": {"min": 0, "max": 0}})
+        cloud.faults = [Fault("PATCH", ".*", status=422, detail="the image does not exist")]
+        with pytest.raises(Failed, match="the image does not exist"):
+            await engine.update(ENDPOINT, "embed", resource_id, checked, state, NEW_IMAGE)
+        assert cloud.endpoints[resource_id]["workers"]["max"] == 5
+
+
+async def test_a_template_that_a_strict_rollout_could_not_send_is_sent_by_the_next_up(cloud: Cloud) -> None:
+    async with plugged(cloud, deadline_s=0.3) as engine:
+        template_id, _, _ = await made(engine, TEMPLATE, name="t")
+        declared = {k: v for k, v in STRICT.items() if k != "image"} | {"templateId": template_id, "templateHash": "old"}
+        resource_id, checked, state = await made(engine, ENDPOINT, declared)
+        cloud.things["templates"][template_id]["image"] = "img@sha256:9"
+        cloud.on_request = lambda method, path, body: cloud.faults.extend(
+            [Fault("PATCH", ".*", status=500, times=999)] if path.endswith("/workers") and not cloud.faults else []
+        )
+        new = {**declared, "templateHash": "new"}
+        with pytest.raises(Failed, match=r"workers\.max is still 0") as failed:
+            await engine.update(ENDPOINT, "embed", resource_id, checked, state, new)
+        cloud.on_request, cloud.faults = None, []
+        await engine.update(ENDPOINT, "embed", resource_id, new, failed.value.properties, new)  # the engine keeps the new inputs
+        live = cloud.endpoints[resource_id]
+        assert (live["image"], live["workers"]["max"]) == ("img@sha256:9", 5)
+
+
 async def test_jobs_that_do_not_end_end_the_strict_rollout(cloud: Cloud) -> None:
     async with plugged(cloud) as engine:
         inputs = {**STRICT, "drainTimeoutSeconds": 1}
