@@ -124,7 +124,7 @@ def check_workers_max(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
                 _named(at),
                 evidence,
                 f"`nightbatch stop {stack}` cut it at {stopped.at:%Y-%m-%d %H:%M} UTC.",
-                f"nightbatch start {stack} gives it {stopped.workers_max} workers again.",
+                f"nightbatch start {stack} sets workers.max to {stopped.workers_max} again.",
             )
             return
         if now in IDLE_CUT:

@@ -117,7 +117,7 @@ def fleet_lines(stacks: Sequence[StackNow]) -> list[str]:
             lines.append(f"{stack.stack}: unknown: {stack.error or stack.unknown}")
             continue
         usd = "unknown" if stack.usd_per_hour is None else f"${stack.usd_per_hour:.2f}"
-        oldest = "unknown" if stack.oldest_job_s is None else _age(stack.oldest_job_s)
+        oldest = "none out" if stack.oldest_job_s is None else _age(stack.oldest_job_s)
         lines.append(f"{stack.stack}: {usd}/hour now; oldest job of this machine's runs: {oldest}")
         width = max((len(one.name) for one in stack.endpoints), default=0)
         for one in stack.endpoints:
