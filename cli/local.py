@@ -98,7 +98,9 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
     project = engine.Project(copy_project(source, directory / "project"), env)
     say(f"pulumi up of stack local ({cli})")
     project.ensure_stack(LOCAL)
-    project.up(LOCAL, "--refresh", "--suppress-outputs", on_line=lambda line: say(f"  {line}") if line.strip() else None).expect(where="stack local")
+    project.up(LOCAL, "--refresh", "--suppress-outputs", on_line=lambda line: say(f"  {line}") if line.strip() else None).expect(
+        where="stack local"
+    )
     facts: StackFacts = convert(project.outputs(LOCAL)["facts"], StackFacts, where="outputs of stack local")
     write_declared(directory, facts)
     return show(local.status(directory) if status.state == "running" else status, by_pulumi=True)
