@@ -47,7 +47,9 @@ async def test_queue_delay_starts_one_worker_at_a_time_and_request_count_all_at_
 
 
 async def test_request_count_scales_to_the_maximum_at_once(tmp_path: Path) -> None:
-    async with emulated(tmp_path, EAGER, scripts={"e": Script(working(8))}) as (emulator, api):
+    # none may stop meanwhile, however slow the machine is: another would take its place
+    staying = msgspec.structs.replace(EAGER, idle_timeout_s=600)
+    async with emulated(tmp_path, staying, scripts={"e": Script(working(8))}) as (emulator, api):
         jobs = [await api.run() for _ in range(6)]
         for job in jobs:
             await api.until(job, "COMPLETED")
