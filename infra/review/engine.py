@@ -130,8 +130,7 @@ class Preview:
         """Why the preview failed; empty when it did not."""
         if not self.failed:
             return ()
-        said = [d.get("message", "").strip() for d in (self.digest or {}).get("diagnostics") or () if d.get("severity") == "error"]
-        return tuple(text for text in said if text) or (self.done.problem or "the preview failed without a message",)
+        return tuple(error_messages(self.digest or {})) or (self.done.problem or "the preview failed without a message",)
 
 
 # --- the environment ------------------------------------------------------------------------------------------------------------
@@ -353,13 +352,26 @@ def _problems(text: str) -> list[str]:
         return [found.group(1) for line in text.splitlines() if (found := _ERROR.match(line)) and not _echo(found.group(1))]
     if not isinstance(digest, dict):
         return []
-    found_in = [d.get("message", "") for d in digest.get("diagnostics") or () if d.get("severity") == "error"]
-    return [message for message in found_in if message and not _echo(message)]
+    return error_messages(digest)
+
+
+def error_messages(digest: Mapping[str, Any]) -> list[str]:
+    """The error messages of a preview's digest, without the engine's own `error: ` before them and without those that say nothing."""
+    said = [str(d.get("message") or "") for d in digest.get("diagnostics") or () if d.get("severity") == "error"]
+    return [text for text in (message.strip().removeprefix("error: ").strip() for message in said) if text and not _echo(text)]
+
+
+ECHOES: Final = (
+    "update failed",
+    "preview failed",
+    "an unhandled error occurred: update failed",
+    "Resource monitor has terminated, shutting down",
+)
+"""Pulumi ends every failure with sentences that say no more than that it failed."""
 
 
 def _echo(message: str) -> bool:
-    """Pulumi ends every failure with sentences that say no more than that it failed."""
-    return message.strip() in ("update failed", "preview failed", "an unhandled error occurred: update failed")
+    return message.strip() in ECHOES
 
 
 # --- what Nightbatch asks of a stack --------------------------------------------------------------------------------------------

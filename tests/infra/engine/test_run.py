@@ -116,7 +116,7 @@ def test_a_machine_without_pulumi_is_told_how_to_get_it(tmp_path: Path, monkeypa
 def test_a_preview_that_failed_says_why_in_pulumis_own_words(fake: Fake, tmp_path: Path) -> None:
     digest = {
         "diagnostics": [
-            {"severity": "error", "message": "infra/Pulumi.dev.yaml: workersMax is missing"},
+            {"severity": "error", "message": "error: infra/Pulumi.dev.yaml: workersMax is missing\n"},
             {"severity": "error", "message": "preview failed"},
             {"severity": "warning", "message": "something else"},
         ],
@@ -126,7 +126,7 @@ def test_a_preview_that_failed_says_why_in_pulumis_own_words(fake: Fake, tmp_pat
     project = Project(tmp_path, fake(f"cat {tmp_path}/digest.json; exit 1"))
     preview = project.preview("dev")
     assert preview.failed
-    assert preview.errors == ("infra/Pulumi.dev.yaml: workersMax is missing", "preview failed")
+    assert preview.errors == ("infra/Pulumi.dev.yaml: workersMax is missing",)
     assert preview.done.problem == "infra/Pulumi.dev.yaml: workersMax is missing"
     assert preview.changes == {"create": 1}
 
