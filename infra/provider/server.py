@@ -365,7 +365,8 @@ async def serve(engine_address: str, *, parent: int | None = None) -> None:
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is how the engine ends a plugin, which has a process group of its own
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         while not stop.is_set() and (parent is None or os.getppid() == parent):
             try:
@@ -381,7 +382,6 @@ def main(args: list[str] | None = None) -> None:
     """`pulumi-resource-runpodv2 [flags] ENGINE_ADDRESS`, as the engine starts it."""
     args = sys.argv[1:] if args is None else args
     address = next((arg for arg in args if not arg.startswith("-")), "")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's: it says Cancel, and waits for what is under way
     asyncio.run(serve(address, parent=os.getppid()))
 
 
