@@ -449,7 +449,7 @@ def parse(
     if not _is_url(api_url):
         top.note("apiUrl", f"{_shown(api_url)} is not an address")
     if problems:
-        raise SettingsError(file, problems)
+        raise SettingsError(file, sorted(problems, key=lambda problem: problem.key))
     return Settings(
         stack=short,
         file=file,
