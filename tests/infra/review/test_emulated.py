@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from contract.facts import EndpointFacts, Stack, StackFacts, StackSecrets, StoreFacts
 from contract.memory import MemoryStore
-from contract.store import Store
-from emulator import Emulator, FastClock, Script
+from contract.store import S3Store, Store
+from emulator import Emulator, EmulatorConfig, FastClock, ImageConfig, Script
 from infra.provider.client import RestClient
 from infra.review.doctor import Report, examine, mend
 from infra.review.fleet import observe_fleet
@@ -184,3 +185,39 @@ async def test_an_endpoint_deleted_by_hand_is_said_once(tmp_path: Path) -> None:
         report = await at.report()
         assert codes(report) == ["endpoint_missing"]
         assert report.exit_code == 1
+
+
+@pytest.mark.slow
+async def test_a_volume_as_bucket_over_runpods_own_s3_dialect(tmp_path: Path) -> None:
+    """Written, read, and known to have no conditional writes; how full it is comes from a listing, because REST v2 does not tell."""
+    config = EmulatorConfig(state_dir=str(tmp_path), endpoints=(), images={"*": ImageConfig()})
+    async with Emulator(config) as emulator:
+        key = emulator.api_key
+        async with RestClient(emulator.root_url, key, deadline_s=10.0) as rest, HttpDataPlane(emulator.base_url, key) as plane:
+            volume = await rest.create_network_volume({"name": "runs", "size": 10, "dataCenter": "EU-RO-1"})
+            server = emulator.s3
+            assert server is not None
+            keys = replace(server.worker_config, bucketName=volume["id"], endpointUrl=emulator.volumes_url)
+            wrong = replace(keys, accessSecret="not-the-secret-of-this-key")
+            store, stranger = S3Store(keys, max_attempts=1), S3Store(wrong, max_attempts=1)
+            try:
+                await store.put("runs/a/plan.json", b"x" * 100_000)
+                facts = StackFacts(
+                    stack="prod",
+                    api_url=emulator.base_url,
+                    store=StoreFacts(bucket=volume["id"], endpoint_url=emulator.volumes_url),
+                    endpoints=(),
+                )
+                stack = Stack(facts, StackSecrets(key, keys, keys))
+                stores: Mapping[Any, Store] = {"client": store, "worker": stranger}
+                report = examine(await observe(stack, rest=rest, plane=plane, stores=stores, asked=Asked()))
+            finally:
+                await store.close()
+                await stranger.close()
+    assert codes(report) == ["s3_denied"]
+    assert "write with the worker's keys" in report.findings[0].evidence
+    (probe, _), (seen,) = report.observed.stores, report.observed.volumes
+    assert (probe.step, probe.mode) == (None, "last-writer")
+    assert seen.used_bytes is not None
+    assert seen.used_bytes >= 100_000
+    assert any("no conditional writes" in fact for fact in report.facts)
