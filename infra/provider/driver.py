@@ -5,7 +5,8 @@ The rules that cost money when they are broken:
 - A create is never repeated blindly. Before the first create of a process the account is listed once; after an answer that was lost it is
   listed again, and what is new and carries this resource's marker is it. Exactly one match is adopted; several are an error.
 - An endpoint that an earlier, killed `up` made and Pulumi never heard of carries the marker too: the next create adopts it. Not when the
-  resource exists in the state (a replacement), because then the match is the one that is to be replaced.
+  resource exists in the state (a replacement), because then the match is the one that is to be replaced. `--target-replace` and taints
+  show a provider nothing of the state before the old one is deleted (seen with 3.276): so what this process adopted, it does not delete.
 - A strict rollout keeps its only note in the cloud: what is live. Every step compares live and wanted, so that whatever was interrupted is
   completed by the next `up`; and a failed one brings the workers back before it says so.
 """
@@ -87,6 +88,8 @@ class Driver:
         """Ids that the state has, as far as this process has seen it."""
         self._existing: set[str] = set()
         """URNs that the state has."""
+        self._adopted: set[str] = set()
+        """Ids that this process took over."""
         self._making: list[tuple[str, str]] = []
         """Creates on their way: token and body."""
         self._stop = asyncio.Event()
@@ -123,7 +126,7 @@ class Driver:
         seen = {str(live.get("id")) for live in before}
         if kind is ENDPOINT and urn not in self._existing:
             orphans = [live for live in before if marked(live, marker) and live.get("id") not in self._known]
-            adopted = await self._adopt_one(kind, urn, inputs, marker, orphans, "an interrupted `pulumi up` had made it")
+            adopted = await self._adopt_one(kind, urn, inputs, marker, orphans, "it carries this resource's marker, as what an interrupted `pulumi up` made does")
             if adopted is not None:
                 return adopted
         body = kind.create_body(inputs, marker)
@@ -216,6 +219,7 @@ class Driver:
                 fix="Delete it, then run `pulumi up` again.",
             )
         self._known.add(str(live["id"]))
+        self._adopted.add(str(live["id"]))
         await self._log("warning", f"{live['id']} was taken over: {why}.", urn)
         patch = kind.patch_body(old, inputs, marker)
         if patch:
@@ -367,6 +371,10 @@ class Driver:
     async def delete(self, kind: Kind, urn: str, resource_id: str, old_inputs: Mapping[str, Any], *, timeout_s: float = 0.0) -> None:
         """Gone is done. Repeated for a minute while RunPod says that something is bound to it: bindings end a moment after their owner."""
         self.in_state(urn, resource_id)
+        if resource_id in self._adopted:
+            what = f"{resource_id} stays: its own replacement has just taken it over."
+            await self._log("warning", f"{what} For a new one, set delete_before_replace, or destroy it first.", urn)
+            return
         try:
             if kind is ENDPOINT and old_inputs.get("drainOnDelete") is True:
                 await self._patch(ENDPOINT, resource_id, {"workers": {"min": 0, "max": 0}})

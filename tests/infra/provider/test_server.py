@@ -351,7 +351,7 @@ async def test_an_up_that_was_killed_after_its_post_finds_its_endpoint_in_the_ne
         assert cloud.counted("POST") == 0
         assert cloud.bodies("PATCH") == [{"workers": {"max": 5}}]
         assert plain(state)["workers"]["max"] == 5
-        assert [message for _, message in engine.logs] == ["orphan was taken over: an interrupted `pulumi up` had made it."]
+        assert [message for _, message in engine.logs] == ["orphan was taken over: it carries this resource's marker, as what an interrupted `pulumi up` made does."]
 
 
 async def test_several_with_the_marker_are_an_error_that_names_them(cloud: Cloud) -> None:
@@ -363,10 +363,20 @@ async def test_several_with_the_marker_are_an_error_that_names_them(cloud: Cloud
     assert cloud.counted("POST") == 0
 
 
+async def test_a_forced_replacement_that_adopts_its_predecessor_does_not_delete_it(cloud: Cloud) -> None:
+    async with plugged(cloud) as engine:
+        old_id, checked, state = await made(engine)
+    async with plugged(cloud) as engine:  # as `pulumi up --target-replace` asks: neither Diff nor old inputs, and the old id at the end
+        new_id, _, _ = await made(engine)
+        await engine.delete(ENDPOINT, "embed", old_id, checked, state)
+        assert list(cloud.endpoints) == [old_id] == [new_id]
+        assert "its own replacement has just taken it over" in engine.logs[-1][1]
+
+
 async def test_a_replacement_never_adopts_what_it_replaces(cloud: Cloud) -> None:
     async with plugged(cloud) as engine:
         old_id, _, _ = await made(engine)
-    async with plugged(cloud) as engine:  # `pulumi up --target-replace` asks for no diff: only Check shows that it exists
+    async with plugged(cloud) as engine:
         checked, _ = await engine.check(ENDPOINT, "embed", GOOD, GOOD)
         checked, _ = await engine.check(ENDPOINT, "embed", GOOD)
         cloud.faults = [Fault("POST", "/v2/serverless", do="cut", when="after")]
