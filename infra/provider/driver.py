@@ -35,6 +35,7 @@ Severity = Literal["info", "warning"]
 Sleep = Callable[[float], Awaitable[None]]
 Log = Callable[[Severity, str, str], Awaitable[None]]
 """severity, message, URN: shown by the CLI beside the resource."""
+LEFT_BEHIND: Final = "it carries this resource's marker, as what an interrupted `pulumi up` made does"
 BUSY: Final = ("running", "idle", "initializing")
 
 
@@ -126,7 +127,7 @@ class Driver:
         seen = {str(live.get("id")) for live in before}
         if kind is ENDPOINT and urn not in self._existing:
             orphans = [live for live in before if marked(live, marker) and live.get("id") not in self._known]
-            adopted = await self._adopt_one(kind, urn, inputs, marker, orphans, "it carries this resource's marker, as what an interrupted `pulumi up` made does")
+            adopted = await self._adopt_one(kind, urn, inputs, marker, orphans, LEFT_BEHIND)
             if adopted is not None:
                 return adopted
         body = kind.create_body(inputs, marker)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.provider.driver import LEFT_BEHIND
 from infra.provider.resources import KINDS
 from infra.provider.resources.endpoint import MARKER, marker_of
 from infra.provider.resources.fields import UNKNOWN
@@ -351,7 +352,7 @@ async def test_an_up_that_was_killed_after_its_post_finds_its_endpoint_in_the_ne
         assert cloud.counted("POST") == 0
         assert cloud.bodies("PATCH") == [{"workers": {"max": 5}}]
         assert plain(state)["workers"]["max"] == 5
-        assert [message for _, message in engine.logs] == ["orphan was taken over: it carries this resource's marker, as what an interrupted `pulumi up` made does."]
+        assert [message for _, message in engine.logs] == [f"orphan was taken over: {LEFT_BEHIND}."]
 
 
 async def test_several_with_the_marker_are_an_error_that_names_them(cloud: Cloud) -> None:
