@@ -371,7 +371,11 @@ def _child(node: Any, key: str) -> Any:
 
 def _prove(before: str, after: str, images: Mapping[str, str], where: str) -> None:
     """The new text says the same as the old one in all but these images."""
-    old, new = yaml.safe_load(before), yaml.safe_load(after)
+    old = yaml.safe_load(before)
+    try:
+        new = yaml.safe_load(after)
+    except yaml.YAMLError:
+        new = None
     key = f"{PROJECT}:endpoints"
     for endpoint in (old or {}).get("config", {}).get(key, []):
         if endpoint["name"] in images:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -291,6 +292,34 @@ async def test_an_image_that_two_endpoints_share_by_an_alias_is_changed_for_both
     assert path.read_text() == before
     assert len(await pin(path, "v2", environ={})) == 2
     assert path.read_text() == before.replace(":v1", f"@{digest('v2')}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "config:\n  nightbatch:endpoints:\n    - image: >-\n        {host}/team/worker:v1\n      name: a\n",
+        "config:\n  nightbatch:endpoints:\n    - name: a\n      image: |-\n        {host}/team/worker:v1\n",
+        "config:\n  nightbatch:endpoints: [{{name: a, image: {host}/team/worker:v1}}]",
+        "config:\n  nightbatch:endpoints:\n    - name: a\n      image: {host}/team/worker:v1",
+        "config:\n  nightbatch:endpoints:\n    - image:\n        {host}/team/worker:v1\n      name: a\n",
+        "config:\n  nightbatch:endpoints:\n    - {{? name : a, ? image : !!str {host}/team/worker:v1 }}\n",
+    ],
+)
+async def test_however_the_image_is_written_the_rest_says_the_same_or_the_file_stays(text: str, registry: Registry, tmp_path: Path) -> None:
+    path = file(tmp_path, registry, text)
+    before = path.read_text()
+    try:
+        await pin(path, "v2", environ={})
+    except UsageError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert "without changing more than its images" in refused
+        assert path.read_text() == before
+    else:
+        image = f"{registry.host}/team/worker@{digest('v2')}"
+        assert yaml.safe_load(path.read_text()) == {"config": {"nightbatch:endpoints": [{"name": "a", "image": image}]}}
 
 
 @pytest.mark.parametrize(
