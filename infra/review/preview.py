@@ -198,7 +198,7 @@ def prices_of(digest: Json) -> dict[str, float]:
 
 def before(change: Change) -> Json | None:
     """The endpoint as it is, or None."""
-    if change.old is None or change.op == "create":
+    if change.old is None or change.op in ("create", "recreate"):
         return None
     return {**inputs(change.old), **outputs(change.old)}
 
@@ -244,7 +244,10 @@ OUTSIDE: Final = re.compile(
     r"RunPod answered \d|RunPod did not answer|RunPod's answer is|rate limit was reached|was stopped after \d+ s|PULUMI_CONFIG_PASSPHRASE"
 )
 """What the provider and the engine say when neither the program nor its settings are at fault."""
-NOISE: Final = re.compile(r"^(?:update|preview) failed$|^resource plugin .* is expected|^using pulumi-|^running program", re.IGNORECASE)
+NOISE: Final = re.compile(
+    r"(?i)^(?:an unhandled error occurred: )?(?:(?:update|preview) failed|program exited with non-zero exit code: \d+)$"
+)
+"""What Pulumi says after every failure, whatever it was."""
 
 
 def said(digest: Json, errors: Sequence[str], secrets: Collection[str]) -> tuple[tuple[Finding, ...], tuple[str, ...], tuple[str, ...]]:
@@ -429,6 +432,10 @@ def notes(change: Change) -> tuple[str, ...]:
         for p in change.properties:
             if p.path == "workers.max" and p.new == 0:
                 found.append("`workers.max` 0: no worker starts, queued jobs wait")
+    if change.type == ENDPOINT and change.op == "recreate":
+        found.append("**a new id and URL**: runs that are planned on the old one must be planned again")
+    if change.type == VOLUME and change.op == "recreate":
+        found.append("empty: what was on the old one is lost")
     if change.type == VOLUME and change.op == "update" and any(p.path == "size" for p in change.properties):
         found.append("a volume that has grown cannot shrink again")
     if change.type == TEMPLATE and change.op == "update":
@@ -536,9 +543,15 @@ def headline(reports: Sequence[StackReport]) -> str:
     everything = [change for report in reports for change in report.changed]
     touched = sum(1 for report in reports if report.changed)
     failed = sum(1 for report in reports if report.failed)
-    parts = [
-        f"{tally(everything)} in {touched} of {_stacks(len(reports))}" if everything else f"no changes in {_stacks(len(reports) - failed)}"
-    ]
+    parts = (
+        []
+        if failed == len(reports) and not everything
+        else [
+            f"{tally(everything)} in {touched} of {_stacks(len(reports))}"
+            if everything
+            else f"no changes in {_stacks(len(reports) - failed)}"
+        ]
+    )
     if failed:
         parts.append(f"{_stacks(failed)} could not be previewed")
     broken = sum(len(report.broken_rules) for report in reports)

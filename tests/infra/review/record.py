@@ -25,7 +25,8 @@ from infra.review import engine
 from infra.review.engine import Project, pulumi_env
 from infra.review.preview import exit_code, render, understood
 from infra.review.previews import stack_preview
-from tests.infra.engine.kit import KEPT_ENV, PASSPHRASE, Cloud, cloud_of
+from tests.infra.engine.kit import KEPT_ENV, PASSPHRASE, PROGRAM, Cloud, cloud_of
+from tests.infra.engine.kit import endpoint as kit_endpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parent / "data"
@@ -171,12 +172,36 @@ def drifted(home: Estate) -> tuple[tuple[str, ...], bool]:
     return ("dev",), True
 
 
+def replaced(home: Estate) -> tuple[tuple[str, ...], bool]:
+    """An endpoint from GPUs to processors, which REST v2 cannot do in place: of a program of one's own, the project has no such setting."""
+    project = home.folder / "infra" / "__main__.py"
+    project.unlink()
+    shutil.copy(PROGRAM / "__main__.py", project)
+    declared = home.folder / "infra" / "declared.json"
+    home.write("dev")
+    declared.write_text(json.dumps({"items": [kit_endpoint("judge"), kit_endpoint("minilm")], "exports": {}}))
+    home.up("dev")
+    on_cpu = kit_endpoint("judge", drop=("gpu",), cpu=[{"id": "cpu3c", "vcpuCount": 2}])
+    declared.write_text(json.dumps({"items": [on_cpu, kit_endpoint("minilm")], "exports": {}}))
+    return ("dev",), False
+
+
+def protected(home: Estate) -> tuple[tuple[str, ...], bool]:
+    """A production volume that would move to another data center."""
+    home.write("prod", **{**BASE, "volumes": [VOLUME]})
+    home.up("prod")
+    home.write("prod", **{**BASE, "volumes": [{**VOLUME, "dataCenter": "US-KS-2"}]})
+    return ("prod",), False
+
+
 CASES: Mapping[str, Callable[[Estate], tuple[tuple[str, ...], bool]]] = {
     "changed": changed,
     "unchanged": unchanged,
     "fresh": fresh,
     "broken": broken,
     "drifted": drifted,
+    "replaced": replaced,
+    "protected": protected,
 }
 
 
@@ -193,7 +218,7 @@ def record(case: str, cli: Path) -> None:
         for stack in stacks:
             args = ("preview", "--json", "--show-sames", "--stack", stack, *(("--refresh", "--run-program") if refresh else ()))
             done = project.run(*args)
-            text = steady(done.stdout, home)
+            text = slim(steady(done.stdout, home))
             if text:
                 (folder / f"{stack}.json").write_text(text)
             described["stacks"][stack] = {"exit_code": done.returncode, "stderr": steady(done.stderr, home)}
@@ -205,6 +230,17 @@ def record(case: str, cli: Path) -> None:
         described["report_exit_code"] = exit_code(reports)
         (folder / "case.json").write_text(json.dumps(described, indent=1) + "\n")
         (folder / "report.md").write_text(render(reports, commit=COMMIT))
+
+
+def slim(text: str) -> str:
+    """The document without where in the program a resource is: folders of this machine, and three quarters of its size."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(inner) for key, inner in value.items() if key not in ("sourcePosition", "stackTrace")}
+        return [without(inner) for inner in value] if isinstance(value, list) else value
+
+    return json.dumps(without(json.loads(text)), indent=1) + "\n" if text.strip() else ""
 
 
 def steady(text: str, home: Estate) -> str:

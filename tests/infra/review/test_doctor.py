@@ -193,6 +193,19 @@ async def test_a_cold_start_that_is_declared_longer_than_runpod_waits() -> None:
     assert codes(await report_on(Cloud.of(live(env={"RUNPOD_INIT_TIMEOUT": "1000"})), found=given)) == []
 
 
+@pytest.mark.parametrize(
+    ("waited_s", "status", "found"), [(900, "INITIALIZING", True), (60, "INITIALIZING", False), (900, "RUNNING", False)]
+)
+async def test_own_jobs_that_wait_for_workers_that_never_become_ready(waited_s: int, status: str, found: bool) -> None:
+    cloud = Cloud.of(workers={"ep-minilm": [worker(1, status)]}, logs={"w1": ["ModuleNotFoundError: No module named 'x'"]})
+    cloud.jobs = {"j": {"status": "IN_QUEUE"}}
+    report = await report_on(cloud, jobs={"ep-minilm": [JobRef("j", NOW - timedelta(seconds=waited_s), 7200.0, "sent")]})
+    assert codes(report) == (["not_ready"] if found else [])
+    if found:
+        assert "waited 15 min" in report.findings[0].evidence
+        assert "ModuleNotFoundError" in report.findings[0].evidence
+
+
 async def test_a_queue_that_no_worker_comes_for() -> None:
     assert only(await report_on(Cloud.of(healths={"ep-minilm": Health(in_queue=4)})), "queue_stuck")
 

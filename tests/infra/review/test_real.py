@@ -116,12 +116,18 @@ def test_a_preview_of_all_stacks_without_a_key_reports_and_asks_runpod_nothing(h
     assert out.read_text() == text
 
 
-def test_a_stack_that_cannot_be_reached_is_infrastructure(home: Estate, unused_tcp_port: int) -> None:
+def test_a_key_that_runpod_does_not_know_is_no_drift(home: Estate) -> None:
     home.write("dev", **BASE)
     home.up("dev")
-    done = nightbatch(home, "drift", "dev", RUNPOD_API_BASE_URL=f"http://127.0.0.1:{unused_tcp_port}")
+    wrong = "rpa_" + "W" * 40
+    done = nightbatch(home, "drift", "dev", RUNPOD_API_KEY=wrong)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert home.cloud.key not in done.stdout + done.stderr
+    assert "RunPod answered 401" in done.stderr
+    assert wrong not in done.stdout + done.stderr
+    report = nightbatch(home, "preview", "dev", RUNPOD_API_KEY=wrong)
+    assert report.returncode == 3, report.stdout + report.stderr
+    assert "could not be previewed" in report.stdout
+    assert wrong not in report.stdout + report.stderr
 
 
 @pytest.mark.parametrize("case", ["fresh", "broken"])
