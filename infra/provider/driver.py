@@ -90,7 +90,7 @@ class Driver:
         self._existing: set[str] = set()
         """URNs that the state has."""
         self._adopted: set[str] = set()
-        """Ids that this process took over."""
+        """Ids that were there before this process, and that it took over."""
         self._making: list[tuple[str, str]] = []
         """Creates on their way: token and body."""
         self._stop = asyncio.Event()
@@ -129,6 +129,7 @@ class Driver:
             orphans = [live for live in before if marked(live, marker) and live.get("id") not in self._known]
             adopted = await self._adopt_one(kind, urn, inputs, marker, orphans, LEFT_BEHIND)
             if adopted is not None:
+                self._adopted.add(adopted[0])
                 return adopted
         body = kind.create_body(inputs, marker)
         mark = (kind.token, json.dumps(body, sort_keys=True))
@@ -220,7 +221,6 @@ class Driver:
                 fix="Delete it, then run `pulumi up` again.",
             )
         self._known.add(str(live["id"]))
-        self._adopted.add(str(live["id"]))
         await self._log("warning", f"{live['id']} was taken over: {why}.", urn)
         patch = kind.patch_body(old, inputs, marker)
         if patch:

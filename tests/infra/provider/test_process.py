@@ -70,6 +70,12 @@ def test_the_plugin_ends_when_its_engine_is_killed() -> None:
         assert not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
+def test_the_plugin_starts_without_http() -> None:
+    """A preview makes no request: what only requests need is loaded by the first."""
+    code = "import sys, infra.provider.server; sys.exit('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
+
+
 def test_the_signatures_are_pulumis() -> None:
     ours = (codec.SIGNATURE, codec.SECRET, codec.OUTPUT, codec.REFERENCE, codec.UNKNOWN_TEXT)
     theirs = (rpc._special_sig_key, rpc._special_secret_sig, rpc._special_output_value_sig, rpc._special_resource_sig, rpc.UNKNOWN)
