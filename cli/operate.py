@@ -22,10 +22,11 @@ import msgspec
 from cli.output import emit, say
 from cli.policy import program, session
 from cli.work import LOCAL, Where, find_stack, parse_span, run_async
-from contract.errors import InfrastructureError, NightbatchError, UsageError
+from contract.errors import ContractError, InfrastructureError, NightbatchError, UsageError
 from contract.facts import Stack, check_url, load_stack, state_dir
 from contract.keys import RunUri
-from contract.models import S3Config
+from contract.models import JournalEntry, S3Config, decode
+from contract.protocol import MAX_TTL_S
 from contract.store import S3Store, Store
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from infra.review.live import HttpDataPlane, JobRef
     from infra.review.stop import Cut
     from pipelines.cancel import CancelResult
+    from pipelines.runs import RunListing
 
 PART_S: Final = 20.0
 """How long each part of an observation may take."""
@@ -187,6 +189,7 @@ def stop(where: Where) -> int:
 
     async def main() -> tuple[str, Stop]:
         stack, no_keys = await stack_without_s3(where)
+        session.resume = f"{program()} stop {stack.facts.stack}"
         facts, path = stack.facts, stop_path(state_dir(), stack.facts.stack)
         problems: list[str] = []
         endpoints = {endpoint.id: endpoint.name for endpoint in facts.endpoints}
@@ -252,23 +255,41 @@ async def cancel_own(stack: Stack) -> tuple[tuple[tuple[str, CancelResult], ...]
     store = S3Store(stack.secrets.s3)
     try:
         listed = await list_runs(store, stack.facts.store.prefix, problems.append)
-        mine = [one.uri for one in listed if one.plan.infra.endpoint_id in endpoints]
+        mine = [one for one in listed if one.plan.infra.endpoint_id in endpoints]
 
-        async def one(uri: str) -> tuple[str, CancelResult] | None:
+        async def one(run: RunListing) -> tuple[str, CancelResult] | None:
             async with gate:
                 try:
-                    if await store.head(RunUri.parse(uri).keys.seal()) is not None:
-                        return None  # collected: every shard is done
-                    return uri, await cancel_run(uri, stack=stack, mode="stop")
+                    if not await may_have_jobs(store, run):
+                        return None
+                    return run.uri, await cancel_run(run.uri, stack=stack, mode="stop")
                 except NightbatchError as error:
-                    problems.append(f"run {uri} could not be cancelled: {error}")
+                    problems.append(f"run {run.uri} could not be cancelled: {error}")
                     return None
 
-        found = await asyncio.gather(*(one(uri) for uri in mine))
+        found = await asyncio.gather(*(one(run) for run in mine))
     finally:
         await store.close()
     busy = tuple(done for done in found if done is not None and (done[1].cancelled or done[1].unknown or done[1].failed))
     return busy, tuple(problems)
+
+
+async def may_have_jobs(store: Store, run: RunListing) -> bool:
+    """Whether a job of the run may still be out: it is not collected, and somebody worked on it within the longest life of a job. Three
+    requests, where a cancel reads every commit and marker: a stack has many old runs, and a kill switch no time."""
+    keys, now = RunUri.parse(run.uri).keys, store.now()
+    if await store.head(keys.seal()) is not None:
+        return False  # every shard is done
+    last = run.plan.created_at
+    entries = [head.key async for head in store.list(keys.journal_prefix())]
+    if entries:
+        blob = await store.get(max(entries))
+        try:
+            entry: JournalEntry = decode(blob.data, JournalEntry, where=max(entries))
+        except ContractError:
+            return True  # somebody damaged it: the cancel looks closer
+        last = max(last, entry.at)
+    return (now - last).total_seconds() < MAX_TTL_S
 
 
 def start(where: Where) -> int:
@@ -278,6 +299,7 @@ def start(where: Where) -> int:
 
     async def main() -> tuple[str, tuple[Cut, ...]]:
         stack, _ = await stack_without_s3(where)
+        session.resume = f"{program()} start {stack.facts.stack}"
         facts = stack.facts
         async with runpod(stack) as (rest, _plane):
             names = {endpoint.id: endpoint.name for endpoint in facts.endpoints}

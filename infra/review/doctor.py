@@ -29,6 +29,7 @@ NEAR_LIMIT: Final = 0.95
 """An execution that took this share of executionTimeout was ended by it."""
 LONG_SHARE: Final = 0.8
 SLOW_DELAY_S: Final = 60.0
+WAIT_S: Final = 300.0
 FEW: Final = 3
 """Jobs without which nothing is said of their times."""
 LOST_JOB: Final = "job timed out after"
@@ -269,6 +270,24 @@ def check_init(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
             "A worker that is not ready by then counts as unhealthy and is started again.",
             f"Set {INIT_TIMEOUT} (seconds) in the endpoint's environment above the cold start.",
         )
+
+
+def check_waiting(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
+    """Own jobs wait while workers start and none becomes ready, such as workers that end at once and are started again and again."""
+    waits = [(seen.at - job.sent_at).total_seconds() for job in at.jobs if job.status == "IN_QUEUE" and job.sent_at is not None]
+    starting = at.by_status("INITIALIZING")
+    if not waits or not starting or at.by_status("IDLE") or at.by_status("RUNNING"):
+        return
+    if max(waits) < max(WAIT_S, 2 * at.declared.cold_start_s):
+        return
+    yield Finding(
+        "not_ready",
+        "warning",
+        _named(at),
+        f"An own job has waited {span(max(waits))}; {_workers(len(starting))} starting, and none is ready.{_logs(starting)}",
+        "Workers take long to load, or end before they are ready and are started again.",
+        "Read the lines above and the worker's log in the console; then the image, the model's name and its environment.",
+    )
 
 
 def check_image(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
@@ -516,6 +535,7 @@ ENDPOINT_CHECKS: Final[tuple[Callable[[Observed, EndpointSeen], Iterable[Finding
     check_throttled,
     check_stock,
     check_init,
+    check_waiting,
     check_outdated,
     check_one_worker,
     check_queue,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from cli import operate
 from cli.policy import begin
 from cli.work import Where
 from contract.errors import UsageError
+from contract.keys import RunUri
+from contract.memory import MemoryStore
+from contract.models import JournalEntry, encode
+from pipelines.runs import RunListing
+from tests.contract.world import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -201,3 +207,27 @@ def test_an_image_that_is_pinned_already_needs_no_registry(tmp_path: Path) -> No
     done = nightbatch(tmp_path, "image", "pin", "--stack", "dev", "--json", NIGHTBATCH_PROJECT=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"stack": "dev", "file": str(file), "pinned": []}
+
+
+# --- which runs a stop looks at closer -------------------------------------------------------------------------------------------------
+
+
+async def test_only_runs_that_may_have_jobs_out_are_looked_at_closer() -> None:
+    """A stack has many old runs, and a cancel reads every commit and marker of one."""
+    plan = make_plan(shards=2)
+    run = RunListing(plan.run, plan.run_id, plan)
+    keys = RunUri.parse(plan.run).keys
+    store = MemoryStore()
+    store.objects.instant = plan.created_at + timedelta(days=1)
+    assert await operate.may_have_jobs(store, run)  # just planned: its client may be about to send
+    store.objects.instant = plan.created_at + timedelta(days=8)
+    assert not await operate.may_have_jobs(store, run)
+    at = plan.created_at + timedelta(days=5)
+    for number in (0, 1):
+        entry = JournalEntry(plan=plan.plan_id, number=number, client="abcd", at=at)
+        await store.put(keys.journal(number), encode(entry))
+    assert await operate.may_have_jobs(store, run)  # somebody resumed it three days ago
+    await store.put(keys.journal(1), b"{")
+    assert await operate.may_have_jobs(store, run)
+    await store.put(keys.seal(), b"{}")
+    assert not await operate.may_have_jobs(store, run)
