@@ -45,7 +45,7 @@ class Patience:
     RunPod says that something is bound to it; `poll`: between two looks at draining workers; `settled`: how long no worker may have been
     running before idle ones, which RunPod has yet to stop, count as stopped."""
 
-    looks: tuple[float, ...] = (0.0, 1.0, 3.0)
+    looks: tuple[float, ...] = (0.0, 1.0, 4.0, 10.0)
     refused: float = 60.0
     poll: float = 2.0
     settled: float = 10.0
@@ -135,7 +135,7 @@ class Driver:
         mark = (kind.token, json.dumps(body, sort_keys=True))
         self._making.append(mark)
         try:
-            live, lost = await self._post(kind, body, marker, seen, mark)
+            live, lost, repeated = await self._post(kind, body, marker, seen, mark)
             if lost:
                 adopted = await self._adopt_one(kind, urn, inputs, marker, [live], "the answer to its create was lost")
                 if adopted is not None:
@@ -145,6 +145,8 @@ class Driver:
         finally:
             self._making.remove(mark)
         await self._warn_of_difference(kind, urn, live, inputs)
+        if repeated:
+            await self._warn_of_twins(kind, urn, live, marker, seen)
         return str(live["id"]), kind.outputs(live, inputs)
 
     async def _before(self, kind: Kind) -> list[Json]:
@@ -158,14 +160,15 @@ class Driver:
         found: list[Json] = await getattr(self.client, kind.list_call)()
         return found
 
-    async def _post(self, kind: Kind, body: Json, marker: str, seen: set[str], mark: tuple[str, str]) -> tuple[Json, bool]:
-        """What was made, and whether it was found again instead of answered. At most two POSTs, and never the second without a look."""
+    async def _post(self, kind: Kind, body: Json, marker: str, seen: set[str], mark: tuple[str, str]) -> tuple[Json, bool, bool]:
+        """What was made, whether it was found again instead of answered, and whether it was asked for twice. At most two POSTs, and never
+        the second without a look."""
         lost: Unreachable | None = None
         for _ in range(2):
             try:
                 live: Json = await getattr(self.client, f"create_{kind.calls}")(body)
                 if live.get("id"):
-                    return live, False
+                    return live, False, lost is not None
                 lost = Unreachable("RunPod's answer has no id.", maybe_done=True, where=f"POST {kind.path}")
             except Unreachable as error:
                 if not error.maybe_done:
@@ -173,7 +176,7 @@ class Driver:
                 lost = error
             found = await self._look_for(kind, body, marker, seen)
             if len(found) == 1 and (kind is ENDPOINT or self._making.count(mark) == 1):
-                return found[0], True
+                return found[0], True, False
             if found:
                 ids = ", ".join(sorted(str(live.get("id")) for live in found))
                 raise InfrastructureError(
@@ -237,6 +240,20 @@ class Driver:
         differing = sorted(kind.diff(kind.from_live(live, inputs), inputs))
         if differing:
             await self._log("warning", f"RunPod made {live['id']} otherwise than declared: {', '.join(differing)}.", urn)
+
+    async def _warn_of_twins(self, kind: Kind, urn: str, live: Json, marker: str, seen: set[str]) -> None:
+        """A create that was given up may have been carried out after all, later than anybody looked."""
+        if kind is not ENDPOINT:
+            return
+        try:
+            there = await self._list(kind)
+        except NightbatchError as error:  # it exists, and its id must reach the state
+            await self._log("warning", f"whether {live['id']} was made twice could not be looked up: {error}", urn)
+            return
+        others = [str(e["id"]) for e in there if marked(e, marker) and str(e["id"]) not in seen | self._known]
+        if others:
+            what = f"RunPod also carried out the create whose answer was lost: delete {', '.join(sorted(others))}; {live['id']} is kept."
+            await self._log("warning", what, urn)
 
     # --- read ----------------------------------------------------------------------------------------------------------------------
 

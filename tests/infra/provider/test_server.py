@@ -413,6 +413,19 @@ async def test_a_create_that_half_succeeded_keeps_its_id(cloud: Cloud) -> None:
         assert plain(state)["workers"]["max"] == cloud.endpoints["orphan"]["workers"]["max"] == 5
 
 
+async def test_a_create_that_was_carried_out_later_than_anybody_looked_is_named(cloud: Cloud) -> None:
+    def late(method: str, path: str, body: Any) -> None:
+        if cloud.counted("POST") == 2 and "late" not in cloud.endpoints:
+            cloud.endpoints["late"] = create_endpoint(body, "late")
+
+    cloud.on_request = late
+    cloud.faults = [Fault("POST", ".*", do="cut")]
+    async with plugged(cloud) as engine:
+        resource_id, _, _ = await made(engine)
+        assert resource_id != "late"
+        assert engine.logs[-1][1].endswith(f"delete late; {resource_id} is kept.")
+
+
 async def test_an_answer_without_an_id_is_a_lost_answer(cloud: Cloud) -> None:
     cloud.faults = [Fault("POST", ".*", status=200, when="after")]
     async with plugged(cloud) as engine:
