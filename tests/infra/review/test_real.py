@@ -15,7 +15,8 @@ import pytest
 from infra.review.preview import render, understood
 from infra.review.previews import stack_preview
 from tests.infra.engine.kit import KEPT_ENV, PASSPHRASE, Cloud, cloud_of
-from tests.infra.review.record import BASE, CASES, COMMIT, DATA, DAY_S, ROOT, Estate, endpoint
+from tests.infra.review.record import BASE, CASES, COMMIT, DATA, DAY_S, ROOT, VOLUME, Estate, endpoint
+from tests.infra.review.test_workflows import House
 
 pytestmark = [pytest.mark.pulumi, pytest.mark.timeout(420)]
 
@@ -128,6 +129,41 @@ def test_a_key_that_runpod_does_not_know_is_no_drift(home: Estate) -> None:
     assert report.returncode == 3, report.stdout + report.stderr
     assert "could not be previewed" in report.stdout
     assert wrong not in report.stdout + report.stderr
+
+
+def test_the_workflows_steps_bring_a_stack_up_see_its_drift_mend_it_and_stop_before_a_loss(home: Estate, tmp_path: Path) -> None:
+    runner = House(tmp_path / "runner")
+    for name in ("pulumi", "pulumi-language-python", "pulumi-language-python-exec"):
+        (runner.bin / name).unlink()
+    runner.env |= environment(home, key=True) | {
+        "PATH": f"{runner.bin}:{home.cli}:/usr/bin:/bin",
+        "NIGHTBATCH_CACHE": runner.env["NIGHTBATCH_CACHE"],
+        "PYTHONPATH": "",
+    }
+    volumes = {"volumes": [VOLUME], "rules": {"maxWorkers": 20, "maxUsdPerHour": 40}}
+    home.write("dev", **{**BASE, **volumes})
+    home.project().ensure_stack("dev")
+    up = runner.run("up", "dev")
+    assert up.returncode == 0, up.stdout + up.stderr
+    assert "no drift on dev" in up.stdout
+    assert set(home.cloud.live("serverless")) == {"nightbatch-dev-minilm"}
+
+    home.cloud.leap(7.5 * DAY_S)
+    home.cloud.until_live("nightbatch-dev-minilm", lambda one: one["workers"]["max"] == 0, "the idle rule")
+    drift = runner.run("drift", "dev")
+    assert drift.returncode == 1, drift.stdout + drift.stderr
+    assert "RunPod's idle rule: no request for 7 days" in drift.stdout
+    mended = runner.run("up", "dev")
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    assert home.endpoint("minilm")["workers"]["max"] == 5
+
+    home.write("dev", **{**BASE, **volumes, "volumes": [{**VOLUME, "dataCenter": "US-KS-2"}]})
+    stopped = runner.run("up", "dev")
+    assert stopped.returncode == 1, stopped.stdout + stopped.stderr
+    assert "is lost" in runner.report.read_text()
+    assert home.cloud.live("network-volumes")["nightbatch-dev-models"]["dataCenter"] == "EU-RO-1"
+    for done in (up, drift, mended, stopped):
+        assert home.cloud.key not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("case", ["fresh", "broken"])

@@ -171,7 +171,7 @@ class House:
         self.log = folder / "pulumi.log"
         self.summary = folder / "summary.md"
         self.report = self.root / "out" / "review" / "report.md"
-        self.bin.mkdir()
+        self.bin.mkdir(parents=True)
         shutil.copytree(ROOT / "scripts", self.root / "scripts")
         (self.root / "locks").mkdir()
         for lock in ("client", "infra"):
