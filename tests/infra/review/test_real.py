@@ -66,6 +66,12 @@ def nightbatch(home: Estate, *args: str, key: bool = True, **env: str) -> subpro
     )
 
 
+def state_of(home: Estate) -> dict[str, bytes]:
+    """Every file of the state backend."""
+    folder = home.home / "state"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def differences(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str | None], dict[str, Any]]:
     """What `drift --json` found, by resource and property."""
     return {(one["name"], one["property"]): one for one in json.loads(done.stdout)["differences"]}
@@ -104,6 +110,7 @@ def test_a_preview_of_all_stacks_without_a_key_reports_and_asks_runpod_nothing(h
         home.up(stack)
     home.write("dev", **{**BASE, "endpoints": [endpoint("minilm", workers={"peak": 7})]})
     out = home.home / "report.md"
+    state = state_of(home)
     with home.cloud.heard() as heard:
         done = nightbatch(home, "preview", "--out", str(out), "--commit", COMMIT, key=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -115,6 +122,9 @@ def test_a_preview_of_all_stacks_without_a_key_reports_and_asks_runpod_nothing(h
     again = nightbatch(home, "preview", "--out", str(out), "--commit", COMMIT, key=False)
     assert again.returncode == 0
     assert out.read_text() == text
+    nightbatch(home, "preview", "--out", str(out), key=True)
+    nightbatch(home, "drift", "dev", key=True)
+    assert state_of(home) == state  # so that a role that may only read the state is enough
 
 
 def test_a_key_that_runpod_does_not_know_is_no_drift(home: Estate) -> None:
