@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -207,6 +209,44 @@ def test_an_image_that_is_pinned_already_needs_no_registry(tmp_path: Path) -> No
     done = nightbatch(tmp_path, "image", "pin", "--stack", "dev", "--json", NIGHTBATCH_PROJECT=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"stack": "dev", "file": str(file), "pinned": []}
+
+
+class Registry(http.server.BaseHTTPRequestHandler):
+    """Knows one image."""
+
+    def do_HEAD(self) -> None:
+        known = self.path == "/v2/team/worker/manifests/v1"
+        self.send_response(200 if known else 404)
+        if known:
+            self.send_header("Docker-Content-Digest", "sha256:" + "c" * 64)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_a_tag_is_pinned_in_the_stack_file(tmp_path: Path) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        (tmp_path / "Pulumi.yaml").write_text("name: nightbatch\n")
+        file = tmp_path / "infra/stacks/Pulumi.dev.yaml"
+        file.parent.mkdir(parents=True)
+        image = f"127.0.0.1:{server.server_address[1]}/team/worker"
+        file.write_text(f"config:\n  nightbatch:endpoints:\n    - name: minilm\n      image: {image}:old\n")
+        done = nightbatch(tmp_path, "image", "pin", "v1", "--stack", "dev", NIGHTBATCH_PROJECT=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert f"endpoint minilm: v1 is pinned to {image}@sha256:{'c' * 64}" in done.stdout
+        assert "pulumi up --stack dev" in done.stdout
+        assert f"image: {image}@sha256:{'c' * 64}" in file.read_text()
+        wrong = nightbatch(tmp_path, "image", "pin", "v9", "--stack", "dev", NIGHTBATCH_PROJECT=str(tmp_path))
+        assert wrong.returncode == 2
+        assert "the registry has no image" in wrong.stderr
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 # --- which runs a stop looks at closer -------------------------------------------------------------------------------------------------
