@@ -1,5 +1,6 @@
 """The resources' tables against RunPod's official OpenAPI file (kept boiled down in rest_v2.json, see openapi_digest.py): no field is
-missing, none is invented, and bounds, enums and requiredness are RunPod's."""
+missing, none is invented, and bounds, enums and requiredness are RunPod's. Where the
+file itself is at hand, every body that the provider makes is held to it."""
 
 from __future__ import annotations
 
@@ -8,14 +9,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from infra.provider.resources import KINDS, functions
+from infra.provider.resources.endpoint import ENDPOINT
 from infra.provider.resources.fields import Field, Kind
+from infra.provider.resources.network_volume import NETWORK_VOLUME
+from infra.provider.resources.registry_credential import REGISTRY_CREDENTIAL
+from infra.provider.resources.template import TEMPLATE
+from tests.infra.provider import inputs as make
+from tests.infra.provider.openapi_digest import digest
 
 Json = dict[str, Any]
 REST: Json = json.loads(Path(__file__).with_name("rest_v2.json").read_text(encoding="utf-8"))["schemas"]
 NAMES = {"Endpoint": "Endpoint", "Template": "Template", "NetworkVolume": "NetworkVolume", "RegistryCredential": "Registry"}
+SCALING: Json = {"type": "QUEUE_DELAY", "queueDelay": 4}
 ONLY_OURS = {"templateHash", "rollout", "drainOnDelete", "drainTimeoutSeconds"}
 TYPES = {"strings": "array", "objects": "array", "map": "object", "object": "object"}
 
@@ -78,3 +89,53 @@ def test_functions_return_the_catalogs_fields(fields: Sequence[Field], name: str
     for path, f, schema, required in pairs(fields, REST[name], name):
         assert TYPES.get(f.type, f.type) == schema.get("type", "string"), path
         assert f.required == (required and not schema.get("nullable")), path
+
+
+OFFICIAL = Path(__file__).parents[4] / "shared" / "reference" / "runpod-rest-v2.openapi.json"
+official = pytest.mark.skipif(not OFFICIAL.exists(), reason="the official OpenAPI file is not here")
+
+
+def validator(name: str) -> Any:
+    """Of one body, with its references and its closedness (unevaluatedProperties)."""
+    document = json.loads(OFFICIAL.read_text(encoding="utf-8"))
+    return jsonschema_rs.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
+
+
+@official
+def test_the_kept_digest_is_that_of_the_official_file() -> None:
+    assert digest(json.loads(OFFICIAL.read_text(encoding="utf-8")))["schemas"] == REST
+
+
+@official
+@pytest.mark.parametrize(
+    ("kind", "inputs", "name"),
+    [
+        (ENDPOINT, make.endpoints() | make.endpoints(templated=True), "Endpoint"),
+        (TEMPLATE, make.TEMPLATES, "Template"),
+        (NETWORK_VOLUME, make.VOLUMES, "NetworkVolume"),
+        (REGISTRY_CREDENTIAL, make.REGISTRIES, "Registry"),
+    ],
+    ids=["endpoint", "template", "volume", "registry"],
+)
+def test_every_body_is_one_that_the_official_file_allows(kind: Kind, inputs: st.SearchStrategy[Json], name: str) -> None:
+    create = validator(f"Create{name}Request")
+    patch = None if kind is REGISTRY_CREDENTIAL else validator(f"Update{name}Request")
+
+    @settings(deadline=None)
+    @given(inputs, inputs)
+    def holds(old: Json, new: Json) -> None:
+        create.validate(kind.create_body(new, "0123456789abcdef"))
+        if patch is not None and not any(change.replace for change in kind.diff(old, new).values()):
+            body = kind.patch_body(old, new, "0123456789abcdef")
+            if body:
+                patch.validate(body)
+
+    holds()
+
+
+@official
+def test_the_validator_refuses_what_runpod_refuses() -> None:
+    good = ENDPOINT.create_body({"name": "x", "type": "QUEUE", "image": "i", "gpu": {"pools": ["A"]}, "scaling": SCALING}, "m")
+    assert validator("CreateEndpointRequest").is_valid(good)
+    assert not validator("CreateEndpointRequest").is_valid({**good, "templateHash": "x"})
+    assert not validator("UpdateEndpointRequest").is_valid({"type": "QUEUE"})

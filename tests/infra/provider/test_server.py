@@ -467,6 +467,17 @@ async def test_a_strict_rollout_lets_jobs_finish_before_the_new_image_comes(clou
         assert engine.logs[0][1] == "waiting for 2 running workers to finish"
 
 
+@pytest.mark.parametrize("fault", list(KINDS_OF_FAULT))
+@pytest.mark.parametrize("call", [("GET", "/v2/serverless/ser1"), ("GET", ".*/workers"), ("PATCH", ".*")], ids=["read", "workers", "patch"])
+async def test_a_strict_rollout_outlives_a_fault_of_any_of_its_calls(cloud: Cloud, call: tuple[str, str], fault: str) -> None:
+    async with plugged(cloud) as engine:
+        resource_id, checked, state = await made(engine, ENDPOINT, STRICT)
+        cloud.faults = [KINDS_OF_FAULT[fault](*call)]
+        state = await engine.update(ENDPOINT, "embed", resource_id, checked, state, NEW_IMAGE)
+        live = cloud.endpoints[resource_id]
+        assert (live["image"], live["workers"]["max"]) == ("img@sha256:2", 5)
+
+
 async def test_a_strict_endpoint_changes_its_scaling_in_one_patch(cloud: Cloud) -> None:
     async with plugged(cloud) as engine:
         resource_id, checked, state = await made(engine, ENDPOINT, STRICT)
