@@ -194,6 +194,23 @@ async def test_a_changed_template_reaches_its_endpoint_in_the_same_up(cloud: Clo
         assert cloud.bodies("PATCH")[-1] == {"templateId": template_id, "env": {MARKER: MARK}}
 
 
+async def test_stating_what_runpod_chose_is_no_change_and_stating_another_replaces(cloud: Cloud) -> None:
+    async with plugged(cloud) as engine:
+        volume_id, checked, state = await made(engine, VOLUME)
+        assert "type" not in plain(checked)
+        same = await engine.diff(VOLUME, "embed", volume_id, checked, state, {**plain(checked), "type": "STANDARD"})
+        assert same.changes == same.DIFF_NONE
+        other = await engine.diff(VOLUME, "embed", volume_id, checked, state, {**plain(checked), "type": "HIGH_PERFORMANCE"})
+        assert list(other.replaces) == ["type"]
+
+
+async def test_a_timeout_of_the_resource_ends_a_call(cloud: Cloud) -> None:
+    cloud.faults = [Fault("GET", "/v2/serverless", do="hang", times=99)]
+    async with plugged(cloud, deadline_s=30) as engine:
+        with pytest.raises(Failed, match="longer than the resource's customTimeouts allow"):
+            await engine.create(ENDPOINT, "embed", GOOD, seconds=0.2)
+
+
 async def test_a_bound_template_is_deleted_when_its_endpoint_is(cloud: Cloud) -> None:
     async with plugged(cloud) as engine:
         template_id, checked, state = await made(engine, TEMPLATE)
