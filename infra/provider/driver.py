@@ -108,6 +108,10 @@ class Driver:
         self._stop.set()
 
     async def close(self) -> None:
+        """End what nobody waits for any more, and the connections."""
+        for task in self._listed.values():
+            task.cancel()
+        await asyncio.gather(*self._listed.values(), return_exceptions=True)
         if self._client is not None:
             await self._client.close()
             self._client = None
