@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from contract.facts import EndpointFacts
-from infra.review.live import DataPlane, Gathering, Rest
-from infra.review.observed import LiveEndpoint, WorkerSeen, live_endpoint, workers_of
+from infra.review.live import DataPlane, Gathering, Rest, listed_endpoints
+from infra.review.observed import LiveEndpoint, WorkerSeen, workers_of
 
 BILLED: Final = ("RUNNING", "IDLE")
 
@@ -26,6 +26,8 @@ class EndpointNow:
 
     name: str
     id: str
+    gone: bool = False
+    """RunPod has no such endpoint any more."""
     workers: Mapping[str, int] | None = None
     workers_max: int | None = None
     declared_max: int | None = None
@@ -65,18 +67,26 @@ async def observe_fleet(
 ) -> StackNow:
     """One stack. Never raises because RunPod or the network fails."""
     group = Gathering(deadline_s)
-    found = await asyncio.gather(*(_endpoint(group, rest, plane, endpoint, now) for endpoint in endpoints))
+    nothing: Mapping[str, LiveEndpoint] | None = None
+    listed, found = await asyncio.gather(
+        group.part("settings", lambda: listed_endpoints(rest), nothing),
+        asyncio.gather(*(_endpoint(group, rest, plane, endpoint, now) for endpoint in endpoints)),
+    )
+    if listed is not None:
+        found = [_placed(one, listed.get(one.id)) for one in found]
+    group.unread = [one for one in group.unread if not any(lost.gone and one.what.startswith(f"{lost.name}: ") for lost in found)]
     age = None if oldest is None else max(0.0, (now - oldest).total_seconds())
     unread = tuple(sorted(f"{one.what}: {one.why}" for one in group.unread))
     return StackNow(stack, tuple(found), age, unread=unread)
 
 
-async def _endpoint(group: Gathering, rest: Rest, plane: DataPlane, declared: EndpointFacts, now: datetime) -> EndpointNow:
-    none: LiveEndpoint | None = None
-    nobody: tuple[WorkerSeen, ...] | None = None
+def _placed(one: EndpointNow, live: LiveEndpoint | None) -> EndpointNow:
+    """With what the account's list says of it."""
+    return replace(one, gone=True, usd_per_hour=0.0) if live is None else replace(one, workers_max=live.workers_max)
 
-    async def settings() -> LiveEndpoint | None:
-        return live_endpoint(await rest.get_endpoint(declared.id))
+
+async def _endpoint(group: Gathering, rest: Rest, plane: DataPlane, declared: EndpointFacts, now: datetime) -> EndpointNow:
+    nobody: tuple[WorkerSeen, ...] | None = None
 
     async def workers() -> tuple[WorkerSeen, ...] | None:
         return workers_of(await rest.list_workers(declared.id), now)[1]
@@ -85,8 +95,7 @@ async def _endpoint(group: Gathering, rest: Rest, plane: DataPlane, declared: En
         health = await plane.health(declared.id)
         return health.in_queue, health.in_progress
 
-    live, listed, queue = await asyncio.gather(
-        group.part(f"{declared.name}: settings", settings, none),
+    listed, queue = await asyncio.gather(
         group.part(f"{declared.name}: workers", workers, nobody),
         group.part(f"{declared.name}: queue", gauge, None),
     )
@@ -101,7 +110,6 @@ async def _endpoint(group: Gathering, rest: Rest, plane: DataPlane, declared: En
         name=declared.name,
         id=declared.id,
         workers=counts,
-        workers_max=None if live is None else live.workers_max,
         declared_max=declared.workers_max,
         usd_per_hour=usd,
         queued=None if queue is None else queue[0],
@@ -121,6 +129,9 @@ def fleet_lines(stacks: Sequence[StackNow]) -> list[str]:
         lines.append(f"{stack.stack}: {usd}/hour now; oldest job of this machine's runs: {oldest}")
         width = max((len(one.name) for one in stack.endpoints), default=0)
         for one in stack.endpoints:
+            if one.gone:
+                lines.append(f"  {one.name:<{width}}  is gone: RunPod knows no endpoint {one.id}")
+                continue
             workers = "unknown" if one.workers is None else ", ".join(f"{n} {s}" for s, n in sorted(one.workers.items())) or "none"
             cut = f" (declared {one.declared_max})" if one.workers_max is not None and one.workers_max != one.declared_max else ""
             lines.append(
@@ -148,6 +159,7 @@ def fleet_record(stacks: Sequence[StackNow]) -> dict[str, Any]:
                     {
                         "name": one.name,
                         "id": one.id,
+                        "gone": one.gone,
                         "workers": None if one.workers is None else dict(one.workers),
                         "workers_max": one.workers_max,
                         "workers_max_declared": one.declared_max,

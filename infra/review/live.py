@@ -215,14 +215,22 @@ async def observe(
     no_volumes: tuple[VolumeSeen, ...] = ()
     group = Gathering(asked.deadline_s)
     prefix = facts.store.prefix
-    endpoints, stock, account, probes, volumes, webhook = await asyncio.gather(
-        asyncio.gather(*(observe_endpoint(group, rest, plane, one, asked.jobs.get(one.id, ()), now) for one in facts.endpoints)),
-        group.part("catalog", lambda: _stock(rest), None),
-        group.part("account", lambda: _account(rest, asked.quota), None),
-        asyncio.gather(*(_probed(group, keys, store, prefix) for keys, store in stores.items())),
-        group.part("network volumes", lambda: _volumes(rest, facts.store.bucket), no_volumes),
-        _webhook(asked.webhook_url, remote=urlsplit(facts.api_url).hostname not in LOOPBACK),
-    )
+    nobody: Mapping[str, LiveEndpoint] | None = None
+    listing = asyncio.create_task(group.part("account", lambda: listed_endpoints(rest), nobody))
+    try:
+        listed, endpoints, stock, probes, volumes, webhook = await asyncio.gather(
+            listing,
+            asyncio.gather(
+                *(observe_endpoint(group, rest, plane, one, asked.jobs.get(one.id, ()), now, listing) for one in facts.endpoints)
+            ),
+            group.part("catalog", lambda: _stock(rest), None),
+            asyncio.gather(*(_probed(group, keys, store, prefix) for keys, store in stores.items())),
+            group.part("network volumes", lambda: _volumes(rest, facts.store.bucket), no_volumes),
+            _webhook(asked.webhook_url, remote=urlsplit(facts.api_url).hostname not in LOOPBACK),
+        )
+    finally:
+        listing.cancel()
+    account = None if listed is None else AccountSeen(tuple((one.name, one.id, one.workers_max) for one in listed.values()), asked.quota)
     attached = {volume for one in endpoints if one.live is not None for volume in one.live.volumes}
     own = [volume for volume in volumes if volume.bucket or volume.id in attached]
     client = stores.get("client")
@@ -244,16 +252,28 @@ async def observe(
 
 
 async def observe_endpoint(
-    group: Gathering, rest: Rest, plane: DataPlane, declared: EndpointFacts, jobs: Sequence[JobRef], now: datetime
+    group: Gathering,
+    rest: Rest,
+    plane: DataPlane,
+    declared: EndpointFacts,
+    jobs: Sequence[JobRef],
+    now: datetime,
+    listing: asyncio.Task[Mapping[str, LiveEndpoint] | None],
 ) -> EndpointSeen:
-    """One endpoint from all sides."""
+    """One endpoint from all sides; its settings are those of the account's list, or asked for where that could not be read."""
     where, none = f"endpoint {declared.name}", EndpointSeen(declared)
 
-    async def live() -> tuple[bool, LiveEndpoint | None]:
+    async def ask() -> tuple[bool, LiveEndpoint | None]:
         try:
             return False, live_endpoint(await rest.get_endpoint(declared.id))
         except NotFound:
             return True, None
+
+    async def settings() -> tuple[bool, LiveEndpoint | None]:
+        everything = await asyncio.shield(listing)  # has a deadline of its own
+        if everything is not None:
+            return declared.id not in everything, everything.get(declared.id)
+        return await group.part(f"{where}: settings", ask, unknown)
 
     async def workers() -> tuple[int | None, tuple[WorkerSeen, ...] | None]:
         try:
@@ -282,15 +302,19 @@ async def observe_endpoint(
     async def health() -> Health | None:
         return await plane.health(declared.id)
 
-    (gone, found), (version, listed), is_rolling, gauge, seen_jobs = await asyncio.gather(
-        group.part(f"{where}: settings", live, unknown),
+    (gone, found), (version, listed), gauge, seen_jobs = await asyncio.gather(
+        settings(),
         group.part(f"{where}: workers", workers, nobody),
-        group.part(f"{where}: releases", rolling, False),
         group.part(f"{where}: health", health, no_health),
         group.part(f"{where}: jobs", every_job, no_jobs),
     )
+    if gone:  # which says it all
+        group.unread = [one for one in group.unread if not one.what.startswith(f"{where}: ")]
+    is_rolling = False
     if listed:
         listed = await _with_logs(group, rest, declared, listed)
+        if any(worker.stale for worker in listed):
+            is_rolling = await group.part(f"{where}: releases", rolling, False)
     return replace(none, gone=gone, live=found, version=version, workers=listed, rolling=is_rolling, health=gauge, jobs=seen_jobs)
 
 
@@ -321,9 +345,10 @@ async def _stock(rest: Rest) -> Mapping[str, str] | None:
     return stock_of(await rest.gpus(include_availability=True))
 
 
-async def _account(rest: Rest, quota: int | None) -> AccountSeen | None:
+async def listed_endpoints(rest: Rest) -> Mapping[str, LiveEndpoint] | None:
+    """All endpoints of the account, by id: one request, where asking for each would use up RunPod's 60 requests a minute."""
     found = [live_endpoint(one) for one in await rest.list_endpoints()]
-    return AccountSeen(tuple((one.name, one.id, one.workers_max) for one in found), quota)
+    return {one.id: one for one in found}
 
 
 async def _volumes(rest: Rest, bucket: str) -> tuple[VolumeSeen, ...]:

@@ -85,6 +85,7 @@ class Cloud:
     down: set[str] = field(default_factory=set)
     hang: set[str] = field(default_factory=set)
     quota: int | None = None
+    asked: list[str] = field(default_factory=list)
     patches: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
     @classmethod
@@ -92,6 +93,7 @@ class Cloud:
         return cls(endpoints={answer["id"]: answer for answer in answers or (live(),)}, **rest)
 
     async def _asked(self, method: str) -> None:
+        self.asked.append(method)
         if method in self.hang:
             await asyncio.Event().wait()
         if method in self.down:

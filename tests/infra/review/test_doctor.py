@@ -12,6 +12,7 @@ import pytest
 from contract.errors import AccessDenied, StoreUnavailable
 from contract.memory import MemoryStore
 from contract.protocol import Health
+from contract.store import Store
 from infra.review.doctor import Finding, Report, examine, mend, report_lines, report_record, timed_out_kind
 from infra.review.live import Asked, JobRef, live_workers_max, observe, probe_store, rest_base
 from infra.review.observed import EndpointSeen, JobSeen, Observed, Stopped, WebhookSeen
@@ -240,7 +241,8 @@ async def test_execution_timeouts(milliseconds: int, code: str) -> None:
 async def test_an_endpoint_that_is_gone() -> None:
     cloud = Cloud.of(live("other"))
     report = await report_on(cloud)
-    assert codes(report)[0] == "endpoint_missing"
+    assert codes(report) == ["endpoint_missing"]
+    assert report.observed.unread == ()
     assert report.exit_code == 1
 
 
@@ -435,22 +437,34 @@ async def test_a_webhook_that_nothing_listens_at_is_found_by_asking() -> None:
 # --- parts that fail -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "part", ["list_endpoints", "list_workers", "list_releases", "list_network_volumes", "gpus", "health", "get_endpoint"]
-)
+@pytest.mark.parametrize("part", ["list_endpoints", "list_workers", "list_releases", "list_network_volumes", "gpus", "health"])
 @pytest.mark.parametrize("way", ["down", "hang"])
 async def test_one_part_that_fails_hides_no_other(part: str, way: str) -> None:
-    cloud = Cloud.of(live(workers={"max": 2}) if part != "get_endpoint" else live(), workers={"ep-minilm": [worker(1, "THROTTLED")]})
+    workers = [worker(1, "THROTTLED"), worker(2, isStale=True, version=2)]
+    cloud = Cloud.of(live(workers={"max": 2}), workers={"ep-minilm": workers})
     getattr(cloud, way).add(part)
-    seen = await observe(
-        stack(), rest=cloud, plane=cloud, stores={"client": MemoryStore(bucket="batches")}, asked=Asked(deadline_s=0.05), at=NOW
-    )
+    stores: dict[Any, Store] = {"client": MemoryStore(bucket="batches")}
+    seen = await observe(stack(), rest=cloud, plane=cloud, stores=stores, asked=Asked(deadline_s=0.05), at=NOW)
     report = examine(seen)
     assert len(seen.unread) == 1
-    assert ("workers_max_cut" in codes(report)) == (part != "get_endpoint")
+    assert "workers_max_cut" in codes(report)
     assert ("throttled" in codes(report)) == (part != "list_workers")
     assert report.exit_code == 1
     assert any(line.startswith("unread") for line in report_lines(report))
+
+
+async def test_without_the_accounts_list_each_endpoint_is_asked_for() -> None:
+    cloud = Cloud.of(live(workers={"max": 2}))
+    assert codes(await report_on(cloud)) == ["workers_max_cut"]
+    assert "get_endpoint" not in cloud.asked  # one request for all
+    cloud.down = {"list_endpoints"}
+    report = await report_on(cloud)
+    assert codes(report) == ["workers_max_cut"]
+    assert [one.what for one in report.observed.unread] == ["account"]
+    cloud.down = {"list_endpoints", "get_endpoint"}
+    assert codes(await report_on(cloud)) == []
+    cloud.down, cloud.endpoints = {"list_endpoints"}, {}
+    assert codes(await report_on(cloud)) == ["endpoint_missing"]
 
 
 async def test_nothing_found_but_not_everything_seen_ends_with_3() -> None:

@@ -197,7 +197,9 @@ async def test_a_volume_as_bucket_over_runpods_own_s3_dialect(tmp_path: Path) ->
             volume = await rest.create_network_volume({"name": "runs", "size": 10, "dataCenter": "EU-RO-1"})
             server = emulator.s3
             assert server is not None
-            keys = replace(server.worker_config, bucketName=volume["id"], endpointUrl=emulator.volumes_url)
+            url = emulator.volumes_url
+            assert url is not None
+            keys = replace(server.worker_config, bucketName=volume["id"], endpointUrl=url)
             wrong = replace(keys, accessSecret="not-the-secret-of-this-key")
             store, stranger = S3Store(keys, max_attempts=1), S3Store(wrong, max_attempts=1)
             try:
@@ -205,7 +207,7 @@ async def test_a_volume_as_bucket_over_runpods_own_s3_dialect(tmp_path: Path) ->
                 facts = StackFacts(
                     stack="prod",
                     api_url=emulator.base_url,
-                    store=StoreFacts(bucket=volume["id"], endpoint_url=emulator.volumes_url),
+                    store=StoreFacts(bucket=volume["id"], endpoint_url=url),
                     endpoints=(),
                 )
                 stack = Stack(facts, StackSecrets(key, keys, keys))

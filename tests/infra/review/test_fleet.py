@@ -32,7 +32,7 @@ async def test_only_workers_that_are_up_are_billed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"), [("list_workers", "workers unknown"), ("get_endpoint", "max unknown"), ("health", "unknown queued")]
+    ("part", "told"), [("list_workers", "workers unknown"), ("list_endpoints", "max unknown"), ("health", "unknown queued")]
 )
 async def test_what_cannot_be_read_is_unknown_and_not_zero(part: str, told: str) -> None:
     cloud = busy()
@@ -54,6 +54,14 @@ async def test_a_stack_that_was_never_made_is_unknown_and_no_failure() -> None:
     failed = StackNow("staging", error="no login")
     assert fleet_exit_code([known, failed]) == 3
     assert fleet_record([known, failed])["usd_per_hour"] is None
+
+
+async def test_an_endpoint_that_is_gone_costs_nothing_and_fails_nothing() -> None:
+    cloud = busy()
+    now = await observe_fleet("prod", (declared(), declared("old")), rest=cloud, plane=cloud, now=NOW)
+    assert now.unread == ()
+    assert now.usd_per_hour == pytest.approx(1.44)
+    assert "RunPod knows no endpoint ep-old" in fleet_lines([now])[2]
 
 
 async def test_a_fleet_at_rest_costs_nothing() -> None:
