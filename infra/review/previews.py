@@ -108,16 +108,17 @@ def with_nights(previews: Sequence[StackPreview], nights: Mapping[str, float]) -
     return found
 
 
-async def billed_nights(base_url: str | None, key: str) -> dict[str, float]:
+async def billed_nights(base_url: str | None, key: str, *, deadline_s: float = 20.0) -> dict[str, float]:
     """Dollars of a typical night by endpoint id. Empty where the key may not see the bill: the report then says that it assumes."""
     from infra.provider.client import RestClient, clean_base_url
 
     try:
-        async with RestClient(clean_base_url(base_url), key, deadline_s=20.0) as client:
-            answer = await client.billing_serverless(bucket_size="day", last_n=NIGHTS)
+        async with RestClient(clean_base_url(base_url), key, deadline_s=deadline_s) as client:
+            answer = await client.billing_serverless(bucket_size="day", last_n=NIGHTS + 1)
     except NightbatchError:
         return {}
-    return typical_nights(answer["records"])
+    today = ((answer.get("metadata") or {}).get("query") or {}).get("endTime")
+    return typical_nights(record for record in answer["records"] if record.get("endTime") != today)  # today is not over
 
 
 def typical_nights(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:

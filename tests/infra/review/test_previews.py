@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -11,11 +12,12 @@ import pytest
 
 from infra.review.engine import Project
 from infra.review.previews import Asked, billed_nights, commit_of, preview_all
+from tests.infra.engine.kit import cloud_of, endpoint
 
 GATED = """#!/bin/bash
 while [ $# -gt 0 ]; do if [ "$1" = --stack ]; then stack=$2; fi; shift; done
 echo "start $stack" >> "{folder}/log"
-read -r _ < "{folder}/gate"
+read -r _ < "{folder}/gate-$stack"
 echo "end $stack" >> "{folder}/log"
 echo '{{"steps": [], "config": {{"stack": "'"$stack"'"}}}}'
 """
@@ -24,11 +26,12 @@ echo '{{"steps": [], "config": {{"stack": "'"$stack"'"}}}}'
 class Engine:
     """A `pulumi` that waits for the gate before it answers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stacks: tuple[str, ...]) -> None:
+        for stack in stacks:
+            os.mkfifo(folder / f"gate-{stack}")
         self.folder = folder
         self.log = folder / "log"
         self.log.touch()
-        os.mkfifo(folder / "gate")
         (folder / "pulumi").write_text(GATED.format(folder=folder))
         (folder / "pulumi").chmod(0o755)
         self.project = Project(folder, {"PATH": f"{folder}:/usr/bin:/bin"})
@@ -43,23 +46,23 @@ class Engine:
             assert time.monotonic() < end, self.lines()
             time.sleep(0.01)
 
-    def release(self) -> None:
-        """Let one of those that wait go on."""
-        with (self.folder / "gate").open("w") as gate:
+    def release(self, stack: str) -> None:
+        """Let this one go on."""
+        with (self.folder / f"gate-{stack}").open("w") as gate:
             gate.write("go\n")
 
 
 def test_previews_run_two_at_once_and_come_back_in_order(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
     stacks = ("a", "b", "c", "d", "e")
+    engine = Engine(tmp_path, stacks)
     found: list[str] = []
     runner = threading.Thread(
         target=lambda: found.extend((p.digest or {})["config"]["stack"] for p in preview_all(engine.project, Asked(stacks)))
     )
     runner.start()
-    for done in range(len(stacks)):
+    for done, stack in enumerate(stacks):
         engine.until(min(done + 2, len(stacks)), "start")
-        engine.release()
+        engine.release(stack)
         engine.until(done + 1, "end")
     runner.join(30)
     assert tuple(found) == stacks
@@ -70,9 +73,23 @@ def test_previews_run_two_at_once_and_come_back_in_order(tmp_path: Path) -> None
     assert most == 2
 
 
+async def test_a_night_is_read_from_runpods_billing_and_today_is_not_one(tmp_path: Path) -> None:
+    cloud = await asyncio.to_thread(cloud_of, tmp_path)
+    try:
+        body = {key: value for key, value in endpoint("judge")["props"].items()}
+        made = await asyncio.to_thread(cloud.rest, "POST", "serverless", body)
+        await asyncio.to_thread(cloud.rest, "POST", f"{made['id']}/runsync", {"input": {"n": 1}})
+        assert await billed_nights(cloud.url, cloud.key) == {}
+        cloud.leap(86_400.0)
+        (night,) = (await billed_nights(cloud.url, cloud.key)).values()
+        assert 0 < night < 100
+    finally:
+        await asyncio.to_thread(cloud.close)
+
+
 async def test_a_key_that_may_not_see_the_bill_leaves_nights_assumed(unused_tcp_port: int) -> None:
     """Nobody listens there: the report goes on without the bill."""
-    assert await billed_nights(f"http://127.0.0.1:{unused_tcp_port}", "rpa_key") == {}
+    assert await billed_nights(f"http://127.0.0.1:{unused_tcp_port}", "rpa_key", deadline_s=1.0) == {}
 
 
 def test_a_folder_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
