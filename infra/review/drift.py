@@ -1,4 +1,4 @@
-"""infra/review: what is live on RunPod and not as the program declares it. Reads, changes nothing; `pulumi up` is the mend.
+"""infra/review: what is live on RunPod and not as the program declares it. Reads, changes nothing; the mend is an `up` that refreshes.
 
 One engine run: `pulumi preview --refresh --run-program --expect-no-changes --json`, which looks at every resource of the stack, runs the
 program, and compares. Exit code 7 of the engine says that they differ. `differences` is pure.
@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from infra.review.changes import ABSENT, Change, Json, changes, hidden
 from infra.review.engine import CHANGED, EngineError, Project
-from infra.review.preview import consequence_of_up, idle_cut, shown, text_of
+from infra.review.preview import IDLE, consequence_of_up, idle_cut, shown, text_of
 
 CHANGED_THERE: Final = "changed on RunPod since the last `up`"
 DELETED_THERE: Final = "deleted on RunPod"
 NOT_DEPLOYED: Final = "declared, not deployed yet"
+UP: Final = "pulumi up --refresh --run-program"
+"""Without the refresh, Pulumi compares the program with its state, and sees no drift to mend (measured with 3.276)."""
 NO_LONGER: Final = "still there, no longer declared"
 
 
@@ -98,7 +100,7 @@ def look(project: Project, stack: str, secrets: Collection[str] = ()) -> Drift:
     return Drift(stack, found, len(changes(preview.digest)))
 
 
-def lines(drift: Drift, up: str = "pulumi up") -> list[str]:
+def lines(drift: Drift) -> list[str]:
     """The differences for a person."""
     if not drift.differences:
         return [f"no drift on {drift.stack}: {drift.looked_at} resources are as declared"]
@@ -114,7 +116,9 @@ def lines(drift: Drift, up: str = "pulumi up") -> list[str]:
         else:
             told.append(f"    {one.cause}")
     mends = sorted({one.mend for one in drift.differences})
-    told.append(f"mend: {up} --stack {drift.stack} ({'; '.join(mends)})")
+    told.append(f"mend: {UP} --stack {drift.stack} ({'; '.join(mends)})")
+    if any(one.cause.startswith(IDLE) for one in drift.differences):
+        told.append(f"  or, for what the idle rule cut: nightbatch doctor {drift.stack} --fix")
     return told
 
 

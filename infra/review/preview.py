@@ -40,6 +40,7 @@ LIMIT: Final = 65_000
 VALUE: Final = 160
 MESSAGE: Final = 1_500
 HOURS_OF_DAY: Final = 24
+IDLE: Final = "RunPod's idle rule"
 NIGHT_HOURS: Final = 4.0
 """Worker-hours of a typical night of an endpoint that RunPod's billing says nothing of: an assumption, and the report calls it one."""
 INFRASTRUCTURE_EXITS: Final = frozenset({3, 9, 255})
@@ -484,7 +485,7 @@ def render(reports: Sequence[StackReport], *, commit: str | None = None, limit: 
             most=share,
         ),
         Part(
-            "### Drift\n\nLive is not what the last `up` left; the next `up` mends it.\n\n",
+            "### Drift\n\nLive is not what the last `up` left; `pulumi up --refresh --run-program` mends it.\n\n",
             tuple(line for r in ranked for line in drift_lines(r)),
             noun="differences",
             most=share,
@@ -639,9 +640,9 @@ def idle_cut(change: Change, p: Property) -> str | None:
         return None
     live, declared = _count(p.old, -1), _count(p.new if p.new is not ABSENT else p.before, -1)
     if live == 0 and declared > 0:
-        return "RunPod's idle rule: no request for 7 days"
+        return f"{IDLE}: no request for 7 days"
     if live == 2 and declared > 2:
-        return "RunPod's idle rule: no request for 3 days"
+        return f"{IDLE}: no request for 3 days"
     return None
 
 

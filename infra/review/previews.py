@@ -11,6 +11,7 @@ import re
 import signal
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from contract.errors import NightbatchError, UsageError
 from infra.review.changes import ENDPOINT, changes
-from infra.review.engine import CHANGED, PREVIEW_S, Done, Project, run
+from infra.review.engine import CHANGED, GRACE_S, PREVIEW_S, Done, Project, run
 from infra.review.preview import StackPreview
 from infra.settings import STACKS
 
@@ -57,7 +58,13 @@ def default_stacks(folder: Path) -> tuple[str, ...]:
 
 
 def preview_all(
-    project: Project, asked: Asked, *, at_once: int = AT_ONCE, timeout_s: float = PREVIEW_S, on_done: Callable[[str], None] | None = None
+    project: Project,
+    asked: Asked,
+    *,
+    at_once: int = AT_ONCE,
+    timeout_s: float = PREVIEW_S,
+    grace_s: float = GRACE_S,
+    on_done: Callable[[str], None] | None = None,
 ) -> list[StackPreview]:
     """The previews in the order of `asked.stacks`. One that fails is a result, too, and stops no other. An interrupt ends all."""
     running: set[subprocess.Popen[bytes]] = set()
@@ -76,10 +83,21 @@ def preview_all(
         except BaseException:
             for future in futures:
                 future.cancel()
-            for process in running:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
+            end(running, grace_s)
             raise
+
+
+def end(processes: Iterable[subprocess.Popen[bytes]], grace_s: float) -> None:
+    """Interrupt the engines, and kill what is left of them after the grace. Whoever started them waits for them."""
+    live = [process for process in processes if process.poll() is None]
+    for process in live:
+        process.send_signal(signal.SIGINT)
+    until = time.monotonic() + grace_s
+    for process in live:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def stack_preview(stack: str, done: Done, *, refreshed: bool) -> StackPreview:

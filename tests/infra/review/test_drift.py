@@ -92,7 +92,8 @@ def test_drift_ends_with_1_and_says_how_to_mend(tmp_path: Path) -> None:
     document = moved(ENDPOINT_INPUTS, with_(ENDPOINT_INPUTS, workers__max=2), ENDPOINT_INPUTS, "workers.max")
     found = look(engine(tmp_path, document, 7), "prod")
     assert found.exit_code == 1
-    assert "mend: pulumi up --stack prod" in lines(found)[-1]
+    assert lines(found)[-2].startswith("mend: pulumi up --refresh --run-program --stack prod")
+    assert "nightbatch doctor prod --fix" in lines(found)[-1]
     asked = (tmp_path / "asked").read_text().split()
     assert {"preview", "--refresh", "--run-program", "--expect-no-changes", "--json"} <= set(asked)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from infra.review import preview as review
 from infra.review.changes import changes, leaves, parse_path, show_path
@@ -469,6 +471,34 @@ def kept(case: str) -> list[StackPreview]:
         done = Done(("preview",), one["exit_code"], file.read_text() if file.exists() else "", one.get("stderr", ""), 0.0)
         found.append(stack_preview(stack, done, refreshed=described["refreshed"]))
     return found
+
+
+def test_no_kept_file_holds_the_secret_that_its_stack_was_given() -> None:
+    assert "fresh" in CASES
+    for file in DATA.rglob("*.*"):
+        assert "hf_abcdefg" not in file.read_text(), file
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_kept_report_is_the_markdown_that_it_seems_to_be(case: str) -> None:
+    """Read by a Markdown parser: every row has its table's cells, every value is code, and no HTML but the folding."""
+    text = (DATA / case / "report.md").read_text()
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    html = [token.content.strip() for token in tokens if token.type == "html_block"]
+    assert all(re.fullmatch(r"<details><summary>[^<]*</summary>|</details>", one) for one in html), html
+    assert sum(one.startswith("<details>") for one in html) == sum(one == "</details>" for one in html)
+    width = cells = 0
+    for token in tokens:
+        if token.type == "tr_close":
+            width = width or cells
+            assert cells == width, token
+            cells = 0
+        elif token.type in ("th_open", "td_open"):
+            cells += 1
+        elif token.type == "table_close":
+            width = 0
+        elif token.type == "inline":
+            assert not [child for child in token.children or () if child.type in ("html_inline", "link_open", "image")], token.content
 
 
 @pytest.mark.parametrize("case", CASES)

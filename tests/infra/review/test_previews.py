@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -71,6 +74,29 @@ def test_previews_run_two_at_once_and_come_back_in_order(tmp_path: Path) -> None
         running += 1 if line.startswith("start") else -1
         most = max(most, running)
     assert most == 2
+
+
+def test_an_interrupt_ends_the_previews_that_run_and_starts_no_other(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, ("a", "b", "c"))
+    program = (
+        "import pathlib\nfrom infra.review.engine import Project\nfrom infra.review.previews import Asked, preview_all\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "preview_all(Project(folder, {'PATH': f'{folder}:/usr/bin:/bin'}), Asked(('a', 'b', 'c')), grace_s=0.5)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    engine.until(2, "start")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, said
+    assert engine.lines() == ["start a", "start b"] or engine.lines() == ["start b", "start a"]
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in command_of(pid)]
+
+
+def command_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
 
 
 async def test_a_night_is_read_from_runpods_billing_and_today_is_not_one(tmp_path: Path) -> None:

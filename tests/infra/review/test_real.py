@@ -119,6 +119,11 @@ def test_a_preview_of_all_stacks_without_a_key_reports_and_asks_runpod_nothing(h
     assert "1 updated in 1 of 2 stacks" in text
     assert "| `workers.max` | `5` | `7` |" in text
     assert "not looked at" in text
+    told = json.loads(nightbatch(home, "preview", "dev", "--json", key=False).stdout)
+    (only,) = told["stacks"]
+    (change,) = only["changes"]
+    assert [(p["path"], p["old"], p["new"]) for p in change["properties"]] == [("workers.max", 5, 7)]
+    assert only["usd_per_hour_most"]["after"] > only["usd_per_hour_most"]["before"] > 0
     again = nightbatch(home, "preview", "--out", str(out), "--commit", COMMIT, key=False)
     assert again.returncode == 0
     assert out.read_text() == text
