@@ -372,6 +372,18 @@ async def test_an_up_that_was_killed_after_its_post_finds_its_endpoint_in_the_ne
         assert [message for _, message in engine.logs] == [f"orphan was taken over: {LEFT_BEHIND}."]
 
 
+async def test_a_template_that_changed_since_a_killed_up_reaches_the_endpoint_that_is_taken_over(cloud: Cloud) -> None:
+    async with plugged(cloud) as engine:
+        template_id, _, _ = await made(engine, TEMPLATE, name="t")
+        declared = {k: v for k, v in GOOD.items() if k != "image"} | {"templateId": template_id, "templateHash": "new"}
+        body = {**{k: v for k, v in declared.items() if k != "templateHash"}, "env": {MARKER: MARK}}
+        cloud.endpoints["orphan"] = create_endpoint(body, "orphan", cloud.things["templates"][template_id])
+        cloud.things["templates"][template_id]["image"] = "img@sha256:2"
+        resource_id, _, state = await made(engine, ENDPOINT, declared)
+        assert resource_id == "orphan"
+        assert plain(state)["image"] == cloud.endpoints["orphan"]["image"] == "img@sha256:2"
+
+
 async def test_several_with_the_marker_are_an_error_that_names_them(cloud: Cloud) -> None:
     for name in ("one", "two"):
         cloud.endpoints[name] = create_endpoint({**GOOD, "env": {MARKER: MARK}}, name)
