@@ -191,6 +191,8 @@ def report_lines(report: Report, options: str = "") -> list[str]:
         lines += [f"           {one.rows:,} x {one.code}, such as {one.example_id}: {one.example}" for one in collected.failures[:5]]
         if collected.missing_rows:
             lines.append(f"  missing  {collected.missing_rows:,} rows, because their shards are not done")
+    if report.judged is not None and report.judged.images is not None:
+        lines.append(f"  images   {report.judged.images}")
     if (whole := report.whole) is not None:
         lines.append(f"  all rows {whole[0]:,} at this speed: {whole[1]:,.0f} worker seconds, {usd(whole[2])}")
     if report.state != "complete":

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import numpy as np
 from contract.errors import ContractError, NightbatchError, NotFound, PlanMismatch, VerifyFailed
 from contract.keys import RunKeys, shard_name
 from contract.lines import read_lines
-from contract.models import Commit, Plan, SealedNode, SplitCommit, decode
+from contract.models import Commit, PartCommit, Plan, SealedNode, SplitCommit, decode
 from contract.rows import InputDigest, row_digest
 from contract.store import Store
 from contract.tree import build_tree
@@ -62,6 +63,8 @@ class VerifyReport:
     proven: tuple[str, ...]
     not_proven: tuple[str, ...]
     seconds: float
+    images: str | None = None
+    """One clause, where not all shards were computed by the planned image."""
 
     @property
     def clean(self) -> bool:
@@ -138,7 +141,8 @@ async def verify(
             thread.close()
             if output is not None:
                 output.close()
-    proven, not_proven = _sentences(plan, store, sealed, judge, output, inputs, notes)
+    images = other_images(plan, commits)
+    proven, not_proven = _sentences(plan, store, sealed, judge, output, inputs, notes, images)
     return VerifyReport(
         run=plan.run,
         plan=plan.plan_id,
@@ -153,6 +157,7 @@ async def verify(
         proven=proven,
         not_proven=not_proven,
         seconds=time.monotonic() - began,
+        images=images,
     )
 
 
@@ -174,6 +179,19 @@ def plan_problems(plan: Plan) -> list[str]:
     if plan_id_of(plan.dataset.digest, plan.task, boundaries, plan.store.mode) != plan.plan_id:
         found.append("the plan id is not that of what the plan says: rows, task, model, boundaries or the store's mode changed")
     return found
+
+
+def other_images(plan: Plan, commits: Mapping[str, Commit]) -> str | None:
+    """Which images computed what the planned one should have: jobs that were out when a stack's image changed are computed by the new
+    one, although the run pauses. None where there is nothing to say."""
+    if plan.infra.image is None:
+        return None
+    parts = [commit for commit in commits.values() if isinstance(commit, PartCommit)]
+    others = Counter(commit.image for commit in parts if commit.image not in (None, plan.infra.image))
+    if not others:
+        return None
+    said = ", ".join(f"{count} by {image}" for image, count in sorted(others.items(), key=lambda item: str(item[0])))
+    return f"of {len(parts)} shards {said}, where the plan has {plan.infra.image}"
 
 
 async def _read_commits(store: Store, keys: RunKeys, notes: Notes) -> dict[str, Commit]:
@@ -412,7 +430,14 @@ def _custom_id(line: bytes, where: str) -> str:
 
 
 def _sentences(
-    plan: Plan, store: Store, sealed: Sealed | None, judge: _Judge, output: OutputCheck | None, inputs: bool, notes: Notes
+    plan: Plan,
+    store: Store,
+    sealed: Sealed | None,
+    judge: _Judge,
+    output: OutputCheck | None,
+    inputs: bool,
+    notes: Notes,
+    images: str | None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     proven: list[str] = []
     unproven: list[str] = []
@@ -445,5 +470,7 @@ def _sentences(
         unproven.append("anything about an output file: none was named")
     elif output.provable is False:
         unproven.append("the shard digests from the file alone: it holds float16, which was compared with the stored vectors instead")
+    if images is not None:
+        unproven.append(f"that the same row would have got the same answer in every shard: {images}")
     unproven.append(MODEL_UNPROVEN)
     return tuple(proven), tuple(unproven)

@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from contract.errors import ContractError, UsageError, VerifyFailed
+from contract.keys import shard_name
 from contract.lines import compress, decompress_lines
 from contract.models import Commit, SealPointer, SplitCommit, decode, encode
 from pipelines.collect import collect
@@ -65,6 +67,21 @@ async def test_what_was_not_looked_at_is_not_called_proven() -> None:
     for words in ("not sealed", "no conditional writes", "input rows", "output file", "model answered well"):
         assert words in text
     assert not [line for line in report.proven if "output" in line and "file" in line]
+
+
+async def test_shards_that_another_image_computed_are_named_and_no_finding() -> None:
+    """Jobs that were out when the stack's image changed are computed by the new one."""
+    run = await make_run()
+    planned = replace(run.plan, infra=replace(run.plan.infra, image="worker:1"))
+    for number, image in enumerate(("worker:1", "worker:2", "worker:2")):
+        key = run.keys.commit(shard_name(number))
+        commit = decode((await run.store.get(key)).data, Commit, where=key)
+        await run.store.put(key, encode(replace(commit, image=image)))
+    report = await verify(run.store, run.keys, planned)
+    assert report.clean
+    assert report.images == "of 3 shards 2 by worker:2, where the plan has worker:1"
+    assert any("2 by worker:2" in line for line in report.not_proven)
+    assert (await verify(run.store, run.keys, run.plan)).images is None, "a plan that knows no image"
 
 
 async def test_float16_is_compared_but_its_digest_is_not_called_proven(tmp_path: Path) -> None:
