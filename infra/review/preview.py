@@ -39,6 +39,8 @@ LIMIT: Final = 65_000
 """Bytes of a report. GitHub takes 65,536 characters in a comment; the rest is for the marker and the link that the comment adds."""
 VALUE: Final = 160
 MESSAGE: Final = 1_500
+REASONS: Final = 2_500
+"""Longest value, message, and reasons of one stack, in characters."""
 HOURS_OF_DAY: Final = 24
 IDLE: Final = "RunPod's idle rule"
 NIGHT_HOURS: Final = 4.0
@@ -472,7 +474,7 @@ def render(reports: Sequence[StackReport], *, commit: str | None = None, limit: 
         ),
         Part(
             "### Could not be previewed\n\n",
-            tuple(f"- **{name(r.stack)}**\n{block(chr(10).join(r.errors))}\n" for r in ranked if r.failed),
+            tuple(f"- **{name(r.stack)}**\n{block(reasons(r))}\n" for r in ranked if r.failed),
             noun="stacks that failed",
             most=share,
         ),
@@ -493,6 +495,12 @@ def render(reports: Sequence[StackReport], *, commit: str | None = None, limit: 
         *(_details(r) for r in ranked if r.changed or r.warnings),
     ]
     return fit([part for part in parts if part.items or not part.noun], limit)
+
+
+def reasons(report: StackReport) -> str:
+    """Why a stack failed, all of it if it is not too long: at least the beginning has to be in the report."""
+    text = "\n".join(report.errors)
+    return text if len(text) <= REASONS else text[:REASONS] + "\n… the rest is in the log of the run"
 
 
 def fit(parts: Sequence[Part], limit: int) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from infra.review import preview as review
@@ -437,6 +439,53 @@ def test_a_smaller_limit_is_kept_too(limit: int) -> None:
     text = render(reports(StackPreview("prod", digest(*steps))), limit=limit)
     assert len(text.encode()) <= limit
     assert text.startswith("## Infrastructure preview")
+
+
+def test_a_stack_that_fails_at_length_still_says_why_it_began_to() -> None:
+    errors = [("error", f"{n:03} " + "it broke " * 500) for n in range(200)]
+    found = [StackPreview(f"s{n}", digest(diagnostics=errors), ("failed",), 1) for n in range(8)]
+    text = render(reports(*found), limit=20_000)
+    assert "000 it broke" in text
+    assert len(text.encode()) <= 20_000
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 99) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=40),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=12), inner, max_size=4),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.sampled_from(["workers", "gpu", "env", "size", "name", "x y", "a.b", "`|`"]), VALUES, max_size=5)
+STATES = st.none() | st.fixed_dictionaries(
+    {"custom": st.booleans()}, optional={"id": st.text(max_size=9), "inputs": OBJECTS, "outputs": OBJECTS}
+)
+STEPS = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from(
+            ["create", "update", "replace", "delete", "refresh", "same", "import", "read", "discard", "create-replacement"]
+        ),
+        "urn": st.sampled_from([urn("a"), urn("b"), urn("v", "NetworkVolume"), urn("t", "Template"), "urn:odd", ""]),
+        "oldState": STATES,
+        "newState": STATES,
+        "detailedDiff": st.none() | st.dictionaries(st.text(max_size=12), st.just({"kind": "update", "inputDiff": True}), max_size=4),
+    }
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps=st.lists(STEPS, max_size=12),
+    messages=st.lists(st.tuples(st.sampled_from(["error", "warning"]), st.text(max_size=60)), max_size=4),
+)
+def test_whatever_the_engine_says_there_is_a_report_that_fits(steps: list[dict[str, Any]], messages: list[tuple[str, str]]) -> None:
+    found = reports(StackPreview("dev", {"steps": steps, "diagnostics": [{"severity": s, "message": m} for s, m in messages]}))
+    text = render(found, commit="abc")
+    assert text == render(
+        reports(StackPreview("dev", {"steps": steps, "diagnostics": [{"severity": s, "message": m} for s, m in messages]})), commit="abc"
+    )
+    assert len(text.encode()) <= review.LIMIT
+    assert text.count("<details>") == text.count("</details>")
+    json.dumps(review.record(found))
+    exit_code(found)
 
 
 def test_paths_are_read_as_the_engine_writes_them() -> None:
