@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,76 @@ def test_a_pulumi_that_cannot_be_used_is_named_with_the_reason(machine: Machine,
     code, _, err = machine.run(NIGHTBATCH_PULUMI="path")
     assert code == 3
     assert why in err
+
+
+INSTALL = """\
+#!/bin/sh
+while [ $# -gt 0 ]; do case $1 in --install-root) root=$2 ;; --version) version=$2 ;; --no-edit-path) quiet=1 ;; esac; shift; done
+[ -n "$quiet" ] || echo PATH= >>"$HOME/.profile"
+mkdir -p "$root/bin" "$HOME/.pulumi"
+printf '#!/bin/sh\\necho v%s\\n' "$version" >"$root/bin/pulumi"
+for name in pulumi-language-python pulumi-language-python-exec; do printf '#!/bin/sh\\n' >"$root/bin/$name"; done
+chmod 755 "$root"/bin/*
+"""
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[str, dict[str, bytes]]]:
+    """A web server and what it serves."""
+    pages: dict[str, bytes] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path in pages else 404)
+            self.end_headers()
+            self.wfile.write(pages.get(self.path, b""))
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", pages
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def with_installer_at(machine: Machine, url: str) -> None:
+    """The script in a clone of its own, in which the installer has this address."""
+    text = (machine.repo / SCRIPT).read_text()
+    assert text.count("https://get.pulumi.com") == 1
+    clone = machine.bin.parent / "clone"
+    (clone / "scripts").mkdir(parents=True)
+    machine.program("pulumi-cli", text.replace("https://get.pulumi.com", url), clone / "scripts")
+    (clone / "tools").symlink_to(machine.repo / "tools")
+    machine.repo = clone
+
+
+def test_the_official_installer_is_asked_where_it_can_be_reached_and_writes_into_the_cache(
+    machine: Machine, site: tuple[str, dict[str, bytes]]
+) -> None:
+    url, pages = site
+    pages["/"] = INSTALL.encode()
+    with_installer_at(machine, f"{url}/")
+    code, out, err = machine.run()
+    assert code == 0, err
+    assert subprocess.run([f"{out}/pulumi"], capture_output=True, text=True).stdout == "v3.276.0\n"
+    assert sorted(path.name for path in machine.home.iterdir()) == [".cache"]
+    assert machine.run() == (0, out, "")
+
+
+def test_where_the_installers_address_answers_with_something_else_it_is_built(machine: Machine, site: tuple[str, dict[str, bytes]]) -> None:
+    url, pages = site
+    pages["/"] = b"<html>Please sign in to this network.</html>"
+    machine.program("go", GO)
+    with_installer_at(machine, f"{url}/")
+    code, _, err = machine.run()
+    assert code == 0, err
+    assert "what answered at the installer's address is not the installer" in err
+    assert machine.calls.read_text().count("build ") == 2
 
 
 def test_it_is_built_from_its_modules_once_and_nothing_else_is_left(machine: Machine) -> None:
