@@ -31,6 +31,7 @@ from tests.infra.engine.kit import endpoint as kit_endpoint
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parent / "data"
 COMMIT = "0123456789ab"
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz"
 DAY_S = 86_400.0
 DIGEST = "registry.example.com/nightbatch-worker@sha256:"
 Json = dict[str, Any]
@@ -143,7 +144,7 @@ def fresh(home: Estate) -> tuple[tuple[str, ...], bool]:
     """A stack that is not there yet, with a secret and a volume."""
     home.write("dev", **{**BASE, "volumes": [VOLUME], "store": {"volume": "models"}})
     home.project().ensure_stack("dev")
-    home.secret("dev", "HF_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz")
+    home.secret("dev", "HF_TOKEN", SECRET)
     home.write(
         "dev", **{**BASE, "volumes": [VOLUME], "store": {"volume": "models"}, "endpoints": [endpoint("minilm", secretEnv=["HF_TOKEN"])]}
     )
@@ -186,6 +187,22 @@ def replaced(home: Estate) -> tuple[tuple[str, ...], bool]:
     return ("dev",), False
 
 
+def secrets(home: Estate) -> tuple[tuple[str, ...], bool]:
+    """New values of a secret variable and of a registry's password, and a variable in clear that looks like a key."""
+    stack = {**BASE, "registry": {"name": "ghcr", "username": "robot", "passwordSecret": "REGISTRY_PASSWORD"}}
+    home.write("dev", **BASE)
+    home.project().ensure_stack("dev")
+    home.secret("dev", "HF_TOKEN", SECRET)
+    home.secret("dev", "REGISTRY_PASSWORD", SECRET)
+    home.write("dev", **{**stack, "endpoints": [endpoint("minilm", secretEnv=["HF_TOKEN"])]})
+    home.up("dev")
+    home.secret("dev", "HF_TOKEN", f"{SECRET}2")
+    home.secret("dev", "REGISTRY_PASSWORD", f"{SECRET}2")
+    clear = {"SERVICE_API_KEY": f"{SECRET}3", "WEBHOOK": f"https://me:{SECRET}@example.com", "MAX_TOKENS": "512"}
+    home.write("dev", **{**stack, "endpoints": [endpoint("minilm", secretEnv=["HF_TOKEN"], env=clear)]})
+    return ("dev",), False
+
+
 def protected(home: Estate) -> tuple[tuple[str, ...], bool]:
     """A production volume that would move to another data center."""
     home.write("prod", **{**BASE, "volumes": [VOLUME]})
@@ -202,6 +219,7 @@ CASES: Mapping[str, Callable[[Estate], tuple[tuple[str, ...], bool]]] = {
     "drifted": drifted,
     "replaced": replaced,
     "protected": protected,
+    "secrets": secrets,
 }
 
 
