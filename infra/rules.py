@@ -148,7 +148,7 @@ def cost_ceiling(settings: Settings, prices: Prices) -> list[Fault]:
         faults.append(
             Fault("the stack", "rules.maxUsdPerHour is not set", f"Set a ceiling; all workers together cost ${cost:.2f} an hour.")
         )
-    elif cost > ceiling:
+    elif round(cost, 6) > ceiling:  # 5 x 1.116 + 5 x 1.224 is 11.7, whatever binary fractions say
         dearest = max(settings.endpoints, key=lambda e: (prices.of_worker(e.gpu) or 0.0) * e.workers_peak)
         faults.append(
             Fault(

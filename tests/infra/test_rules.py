@@ -67,6 +67,16 @@ def test_dollars_an_hour_keep_the_ceiling_whichever_pool_runpod_gives() -> None:
     assert "minilm: 3 workers at $1.12" in finding.mend
 
 
+def test_a_ceiling_of_exactly_what_the_workers_cost_is_kept() -> None:
+    rules = {"maxWorkers": 10, "maxUsdPerHour": 11.7}
+    two = [
+        endpoint(gpu={"pools": ["AMPERE_24", "ADA_24"]}, workers={"peak": 5}),
+        endpoint(name="b", gpu={"pools": ["ADA_24", "AMPERE_48"]}, workers={"peak": 5}),
+    ]
+    assert found(stack(endpoints=two, rules=rules)) == ()
+    assert names(stack(endpoints=two, rules={**rules, "maxUsdPerHour": 11.69})) == ["cost-ceiling"]
+
+
 def test_ceilings_have_to_be_set() -> None:
     both = found(stack(rules={}))
     assert [finding.value for finding in both] == ["rules.maxWorkers is not set", "rules.maxUsdPerHour is not set"]
