@@ -210,7 +210,7 @@ def stack_from(name: str, raw: object, environ: Mapping[str, str], *, where: str
             raw["api_url"] = environ["RUNPOD_ENDPOINT_BASE_URL"]
     facts: StackFacts = convert(raw, StackFacts, where=where)
     check_url(facts.api_url, "RUNPOD_ENDPOINT_BASE_URL, or `api_url` of the facts file")
-    if facts.stack != name:
+    if facts.stack != name.rpartition("/")[2]:  # Pulumi's full name may have an organisation and the project before it
         raise UsageError(f"holds the facts of stack '{facts.stack}', not of '{name}'.", where=where)
     return Stack(facts, secrets_from(environ, facts.store))
 

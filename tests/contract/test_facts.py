@@ -242,6 +242,14 @@ def test_the_output_facts_of_a_pulumi_stack_makes_a_stack(tmp_path: Path) -> Non
     assert "--show-secrets" not in argv
 
 
+def test_a_stacks_full_name_is_passed_to_pulumi_and_its_facts_have_the_short_one(tmp_path: Path) -> None:
+    pulumi = Pulumi(encode(FACTS).decode())
+    assert load_pulumi("company/nightbatch/prod", tmp_path, with_pulumi(tmp_path), run=pulumi).facts == FACTS
+    assert pulumi.calls[0][0][6] == "company/nightbatch/prod"
+    with pytest.raises(UsageError, match="of stack 'prod', not of 'prod/dev'"):
+        load_stack("prod/dev", environ=ENVIRONMENT, facts_file=facts_file(tmp_path))
+
+
 def test_the_environment_goes_before_pulumis_outputs_too(tmp_path: Path) -> None:
     environ = {**with_pulumi(tmp_path), "NIGHTBATCH_S3_BUCKET": "other", "RUNPOD_ENDPOINT_BASE_URL": "http://127.0.0.1:8/v2"}
     stack = load_pulumi("prod", tmp_path, environ, run=Pulumi(encode(FACTS).decode()))
