@@ -362,11 +362,11 @@ async def serve(engine_address: str, *, parent: int | None = None) -> None:
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    sys.stdout.write(f"{port}\n")
-    sys.stdout.flush()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is how the engine ends a plugin, which has a process group of its own
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    sys.stdout.write(f"{port}\n")  # from now on it may be ended
+    sys.stdout.flush()
     try:
         while not stop.is_set() and (parent is None or os.getppid() == parent):
             try:
