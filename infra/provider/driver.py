@@ -308,10 +308,10 @@ class Driver:
             return kind.outputs(live, new)
         except NotFound as error:
             raise RestError(
-                f"{resource_id} does not exist any more.",
+                f"{resource_id} does not exist any more, or belongs to another account than this API key.",
                 status=404,
                 where=error.where,
-                fix="Run `pulumi up --refresh`: it is made again.",
+                fix="If it was deleted, `pulumi up --refresh` makes it again.",
             ) from error
 
     async def _patch(self, kind: Kind, resource_id: str, body: Json) -> Json:

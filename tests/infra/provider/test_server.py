@@ -642,5 +642,5 @@ async def test_a_delete_drains_where_asked(cloud: Cloud) -> None:
 async def test_an_endpoint_that_is_gone_is_said_so_by_an_update(cloud: Cloud) -> None:
     async with plugged(cloud) as engine:
         for inputs in (GOOD, STRICT):
-            with pytest.raises(Failed, match="does not exist any more"):
+            with pytest.raises(Failed, match="does not exist any more, or belongs to another account"):
                 await engine.update(ENDPOINT, "embed", "nobody", inputs, inputs, {**inputs, "timeout": 1, "image": "img@sha256:2"})

@@ -50,6 +50,7 @@ def test_a_deletion_by_hand_is_named() -> None:
     old = state(ENDPOINT_INPUTS, id="4m7x2k9q")
     (one,) = differences(digest(step("refresh", urn("embed"), old), step("create", urn("embed"), None, state(ENDPOINT_INPUTS))))
     assert (one.cause, one.property, one.live) == (DELETED_THERE, "", None)
+    assert "whether this API key is of the stack's account" in lines(Drift("prod", (one,), 1))[-1]
 
 
 def test_what_is_live_and_no_longer_declared_is_named() -> None:
