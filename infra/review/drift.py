@@ -120,7 +120,7 @@ def lines(drift: Drift) -> list[str]:
     if any(one.cause.startswith(IDLE) for one in drift.differences):
         told.append(f"  or, for what the idle rule cut: nightbatch doctor {drift.stack} --fix")
     if any(one.cause == DELETED_THERE for one in drift.differences):  # 404 is all that RunPod says in both cases
-        told.append("  (nobody deleted it? Then see whether this API key is of the stack's account before `up` makes everything a second time)")
+        told.append("  (nobody deleted it? See whether this API key is of the stack's account before `up` makes everything a second time)")
     return told
 
 
