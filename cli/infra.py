@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.output import emit, say
-from cli.policy import session
+from cli.policy import program, session
 
 if TYPE_CHECKING:
     from infra.review.engine import Project
@@ -21,7 +22,19 @@ def project_here(environ: Mapping[str, str] = os.environ) -> Project:
     """The project's folder, and the environment that the engine runs in."""
     from infra.review import engine
 
+    needs_pulumi()
     return engine.Project(engine.project_folder(environ), engine.pulumi_env(environ))
+
+
+def needs_pulumi() -> None:
+    """Refuse in one sentence where this Python, which Pulumi would run the program with, has no `pulumi`: it only submits."""
+    from contract.errors import UsageError
+
+    if importlib.util.find_spec("pulumi") is None:
+        raise UsageError(
+            "this installation only submits: it has no Python package `pulumi` to run the stack's program with.",
+            fix=f"In a clone: NIGHTBATCH_ENV=client {program()} … once more. Else: pip install 'nightbatch[infra]'.",
+        )
 
 
 def preview(

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.infra import needs_pulumi
 from cli.output import emit, say
-from cli.policy import session
+from cli.policy import program, session
 
 if TYPE_CHECKING:
     from emulator.config import EmulatorConfig, EndpointConfig
@@ -31,6 +32,7 @@ def up(models: Sequence[str] = (), *, pulumi: bool = False) -> int:
     from contract.errors import UsageError
     from emulator import local
 
+    needs_server()
     directory = local.local_dir()
     if pulumi:
         return up_by_pulumi(directory, models)
@@ -63,6 +65,7 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
     from emulator import local
     from infra.review import engine
 
+    needs_pulumi()
     if models:
         raise UsageError(f"with --pulumi the models are those of {STACK_FILE}.", where="--model", fix="Leave one of the two out.")
     source, cli = engine.project_folder(), engine.find_cli()  # before anything is started
@@ -104,6 +107,20 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
     facts: StackFacts = convert(project.outputs(LOCAL)["facts"], StackFacts, where="outputs of stack local")
     write_declared(directory, facts)
     return show(local.status(directory) if status.state == "running" else status, by_pulumi=True)
+
+
+def needs_server() -> None:
+    """Refuse, before gigabytes are installed for a worker, where this installation has no S3 server: it only submits."""
+    from contract.errors import EmulatorError, UsageError
+    from emulator.s3 import find_weed
+
+    try:
+        find_weed()
+    except EmulatorError:
+        raise UsageError(
+            "this installation only submits: it has no S3 server for a local stack.",
+            fix=f"In a clone: NIGHTBATCH_ENV=client {program()} local up. Else: pip install 'nightbatch[emulator]'.",
+        ) from None
 
 
 def without_endpoints(config: EmulatorConfig) -> EmulatorConfig:

@@ -66,6 +66,8 @@ nb_uv() {
     export UV_DEFAULT_INDEX=$PIP_INDEX_URL
   fi
   if [ -n "${PIP_CERT:-}" ] && [ -z "${SSL_CERT_FILE:-}" ]; then export SSL_CERT_FILE=$PIP_CERT; fi
+  # Its downloads and its Pythons belong in the one folder, too. Beside the environments they are linked, not copied.
+  export UV_CACHE_DIR=${UV_CACHE_DIR:-$NB_CACHE/uv-cache} UV_PYTHON_INSTALL_DIR=${UV_PYTHON_INSTALL_DIR:-$NB_CACHE/uv-python}
   if [ -n "${UV:-}" ]; then
     "$UV" --version >/dev/null 2>&1 || nb_die "UV=$UV does not run; unset it or point it at a uv program"
     NB_UV=$UV
@@ -99,12 +101,12 @@ nb_uv_is_new_enough() { # a uv of 0.6 or later knows every option that these scr
 
 nb_uv_by_venv() {
   python3 -m venv "$NB_SCRATCH/pip" &&
-    "$NB_SCRATCH/pip/bin/python" -m pip install --disable-pip-version-check -q "uv==$NB_UV_VERSION" &&
+    "$NB_SCRATCH/pip/bin/python" -m pip install --disable-pip-version-check --no-cache-dir -q "uv==$NB_UV_VERSION" &&
     cp "$NB_SCRATCH/pip/bin/uv" "$NB_SCRATCH/uv/uv" && "$NB_SCRATCH/uv/uv" --version
 }
 
 nb_uv_by_pip() {
-  python3 -m pip install --disable-pip-version-check -q --target "$NB_SCRATCH/target" "uv==$NB_UV_VERSION" &&
+  python3 -m pip install --disable-pip-version-check --no-cache-dir -q --target "$NB_SCRATCH/target" "uv==$NB_UV_VERSION" &&
     cp "$NB_SCRATCH/target/bin/uv" "$NB_SCRATCH/uv/uv" && "$NB_SCRATCH/uv/uv" --version
 }
 
@@ -146,10 +148,10 @@ nb_uv_failed() {
   nb_say "or install uv yourself and set UV=/path/to/uv"
 }
 
-# nb_client_env NAME: sets NB_VENV to the environment of locks/NAME.lock, installed if it is not there yet.
+# nb_find_env NAME: sets NB_VENV to the place of the environment of locks/NAME.lock; succeeds if it is there, whole.
 # Its name is made of what decides its content, so environments of different locks and Pythons live side by side.
-nb_client_env() {
-  local name=$1 lock=$NB_ROOT/locks/$1.lock pointer=$NB_ROOT/.work/$1.env key began
+nb_find_env() {
+  local name=$1 lock=$NB_ROOT/locks/$1.lock pointer=$NB_ROOT/.work/$1.env key
   # Asking Python for its version costs more than all the rest: remember the answer while the lock has not changed.
   if [ -z "${NIGHTBATCH_PYTHON:-}" ] && [ "$pointer" -nt "$lock" ]; then
     IFS= read -r NB_VENV <"$pointer"
@@ -157,11 +159,20 @@ nb_client_env() {
       if [ -f "$NB_VENV/.complete" ] && [ -x "$NB_VENV/bin/python" ]; then return 0; fi ;;
     esac
   fi
-  [ -f "$lock" ] || nb_die "there is no $lock; git checkout should have brought it"
+  if [ ! -f "$lock" ]; then return 1; fi
   nb_python
   key=$({ "${NB_PYTHON:-true}" -VV 2>&1; uname -sm; cat "$lock"; } | nb_sha256 | cut -c1-16)
   NB_VENV=$NB_CACHE/$name-$key
-  if ! { [ -f "$NB_VENV/.complete" ] && [ -x "$NB_VENV/bin/python" ]; }; then
+  [ -f "$NB_VENV/.complete" ] && [ -x "$NB_VENV/bin/python" ]
+}
+
+# nb_client_env NAME: sets NB_VENV to that environment, installed if it is not there yet, and notes that this clone uses it.
+nb_client_env() {
+  local name=$1 lock=$NB_ROOT/locks/$1.lock pointer=$NB_ROOT/.work/$1.env noted began
+  [ -f "$lock" ] || nb_die "there is no $lock; git checkout should have brought it"
+  if nb_find_env "$name"; then
+    if [ "$pointer" -nt "$lock" ] && IFS= read -r noted <"$pointer" && [ "$noted" = "$NB_VENV" ]; then return 0; fi
+  else
     nb_uv
     began=$(date +%s)
     nb_scratch
@@ -179,4 +190,17 @@ nb_client_env() {
     nb_say "installed in $(($(date +%s) - began)) s"
   fi
   mkdir -p "$NB_ROOT/.work" && printf '%s\n' "$NB_VENV" >"$pointer.$$" && mv -f "$pointer.$$" "$pointer"
+}
+
+# nb_which_env: sets NB_ENV to the environment that ./nightbatch runs in: the one that NIGHTBATCH_ENV names; else `submit` where
+# this clone, or else this machine, has only that one; else `client`.
+nb_which_env() {
+  case ${NIGHTBATCH_ENV:-} in
+    client | submit) NB_ENV=$NIGHTBATCH_ENV ;;
+    '')
+      NB_ENV=client
+      if [ -f "$NB_ROOT/.work/client.env" ]; then return 0; fi
+      if [ -f "$NB_ROOT/.work/submit.env" ] || { ! nb_find_env client && nb_find_env submit; }; then NB_ENV=submit; fi ;;
+    *) nb_say "NIGHTBATCH_ENV is '$NIGHTBATCH_ENV'; it must be client or submit, or not set"; exit 2 ;;
+  esac
 }

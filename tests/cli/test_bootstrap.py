@@ -28,13 +28,23 @@ FAKE_UV = """#!/bin/bash
 echo "$1 $2" >> "$FAKE_LOG"
 case "$1" in
   --version) echo "uv 0.13.9"; exit 0;;
-  venv) for last; do :; done; mkdir -p "$last/bin"; ln -s "{python}" "$last/bin/python";;
+  venv)
+    echo "folders $UV_CACHE_DIR $UV_PYTHON_INSTALL_DIR" >> "$FAKE_LOG"
+    for last; do :; done; mkdir -p "$last/bin"; ln -s "{python}" "$last/bin/python";;
   pip)
     echo started >> "$FAKE_LOG"
     if [ -n "$FAKE_GATE" ]; then read -r _ < "$FAKE_GATE"; fi
     if [ -n "$FAKE_FAIL" ]; then echo "no such package" >&2; exit 1; fi
     touch "$VIRTUAL_ENV/installed";;
 esac
+"""
+
+
+# Stands for the command line: says where, how and in which environment it was started.
+PROGRAM = """
+import json, os, sys
+environment = sys.executable.split("/")[-3].partition("-")[0]
+print(json.dumps([os.getcwd(), sys.argv[1:], os.environ["NIGHTBATCH_PROGRAM"], environment]))
 """
 
 
@@ -49,6 +59,10 @@ class Clone:
         (self.root / "locks").mkdir()
         self.lock = self.root / "locks" / "client.lock"
         self.lock.write_text("package==1.0 --hash=sha256:00\n")
+        (self.root / "locks" / "submit.lock").write_text("few==1.0 --hash=sha256:00\n")
+        shutil.copy(ROOT / "nightbatch", self.root / "nightbatch")
+        (self.root / "cli").mkdir()
+        (self.root / "cli/__main__.py").write_text(PROGRAM)
         uv = folder / "uv"
         uv.write_text(FAKE_UV.replace("{python}", sys.executable))
         uv.chmod(0o755)
@@ -61,9 +75,9 @@ class Clone:
             "FAKE_LOG": str(self.log),
         }
 
-    def start(self, **extra: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", str(self.root / "scripts/bootstrap")],
+            ["bash", str(self.root / "scripts/bootstrap"), *arguments],
             env=self.environment | extra,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -72,10 +86,30 @@ class Clone:
             start_new_session=True,
         )
 
-    def bootstrap(self, **extra: str) -> tuple[int, str, str]:
-        with self.start(**extra) as process:
+    def bootstrap(self, *arguments: str, **extra: str) -> tuple[int, str, str]:
+        with self.start(*arguments, **extra) as process:
             out, err = process.communicate(timeout=60)
         return process.returncode, out.strip(), err
+
+    def nightbatch(
+        self, *arguments: str, cwd: Path | None = None, program: Path | None = None, **extra: str
+    ) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [program or self.root / "nightbatch", *arguments],
+            cwd=cwd or self.root,
+            env=self.environment | extra,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def runs_in(self, named: str = "") -> str:
+        """The environment that ./nightbatch takes, with NIGHTBATCH_ENV as `named`: that of `client.lock` or of `submit.lock`."""
+        code, out, err = self.nightbatch(NIGHTBATCH_ENV=named)
+        assert code == 0, err
+        return str(json.loads(out)[3])
 
     def installs(self) -> int:
         return self.log.read_text().split().count("started") if self.log.exists() else 0
@@ -203,17 +237,60 @@ def test_where_uv_cannot_be_installed_the_missing_package_is_named(
 
 
 def test_the_wrapper_works_through_a_link_and_from_anywhere(clone: Clone, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "nightbatch", clone.root / "nightbatch")
-    (clone.root / "cli").mkdir()
-    (clone.root / "cli/__main__.py").write_text(
-        "import json, os, sys\nprint(json.dumps([os.getcwd(), sys.argv[1:], os.environ['NIGHTBATCH_PROGRAM']]))\n"
-    )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "cli.py").write_text("raise SystemExit('a file of the user was taken for ours')\n")
     (tmp_path / "bin").mkdir()
     link = tmp_path / "bin/nightbatch"
     link.symlink_to("../clone/nightbatch")
-    done = subprocess.run([link, "run", "two words"], cwd=elsewhere, env=clone.environment, capture_output=True, text=True, timeout=60)
+    code, out, err = clone.nightbatch("run", "two words", cwd=elsewhere, program=link)
+    assert code == 0, err
+    assert json.loads(out) == [str(elsewhere), ["run", "two words"], str(link), "client"]
+
+
+def test_the_wrapper_runs_in_the_submit_environment_where_only_that_was_made(clone: Clone, tmp_path: Path) -> None:
+    code, out, err = clone.bootstrap("submit")
+    assert code == 0, err
+    assert Path(out).parent.parent.name.startswith("submit-")
+    assert "next: ./nightbatch runs --stack NAME" in err
+    assert clone.runs_in() == "submit"
+    assert clone.installs() == 1  # nothing else was installed for it
+    (clone.root / "locks/submit.lock").write_text("few==2.0 --hash=sha256:00\n")
+    assert clone.runs_in() == "submit"  # after an update, too
+    shutil.rmtree(clone.root / ".work")  # another clone on this machine
+    assert clone.runs_in() == "submit"
+    assert clone.bootstrap()[0] == 0
+    assert clone.runs_in() == "client"  # whoever made the whole one wants it
+    assert "next: NIGHTBATCH_ENV=submit ./nightbatch" in clone.bootstrap("submit")[2]
+
+
+def test_the_environment_of_the_wrapper_can_be_named(clone: Clone) -> None:
+    assert clone.runs_in() == "client"
+    assert clone.runs_in("submit") == "submit"
+    assert clone.runs_in("client") == "client"
+    code, _, err = clone.nightbatch("version", NIGHTBATCH_ENV="sumbit")
+    assert code == 2
+    assert "NIGHTBATCH_ENV is 'sumbit'; it must be client or submit" in err
+    assert clone.bootstrap("sumbit")[0] == 2
+
+
+def test_what_uv_keeps_is_in_the_one_cache_folder_unless_its_owner_says_otherwise(clone: Clone) -> None:
+    assert clone.bootstrap()[0] == 0
+    assert f"folders {clone.cache}/uv-cache {clone.cache}/uv-python" in clone.log.read_text()
+    assert clone.bootstrap("submit", UV_CACHE_DIR="/mine", UV_PYTHON_INSTALL_DIR="/pythons")[0] == 0
+    assert "folders /mine /pythons" in clone.log.read_text()
+
+
+def test_cleaning_keeps_the_environment_in_use_and_drops_downloads_and_other_environments(clone: Clone) -> None:
+    (clone.root / "scripts/pulumi-cli").write_text('#!/bin/sh\necho "$NIGHTBATCH_CACHE/pulumi-none"\n')
+    old = Path(clone.bootstrap()[1]).parent.parent
+    clone.lock.write_text("package==2.0 --hash=sha256:00\n")
+    new = Path(clone.bootstrap()[1]).parent.parent
+    downloads, worker = clone.cache / "uv-cache", clone.cache / "worker-0"
+    for folder in (downloads, worker):
+        folder.mkdir()
+        (folder / "file").touch()
+    done = subprocess.run(["bash", clone.root / "scripts/clean"], env=clone.environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [str(elsewhere), ["run", "two words"], str(link)]
+    assert f"removing {downloads}" in done.stderr
+    assert [path.exists() for path in (old, downloads, new, worker)] == [False, False, True, True]
