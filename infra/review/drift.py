@@ -88,7 +88,7 @@ def look(project: Project, stack: str, secrets: Collection[str] = ()) -> Drift:
     preview = project.preview(stack, "--show-sames", "--expect-no-changes", refresh=True)
     if preview.failed or preview.digest is None:
         raise EngineError(
-            hidden("; ".join(preview.errors), secrets),
+            f"{hidden('; '.join(preview.errors), secrets).rstrip('.')}.",
             where=f"stack {stack}",
             fix="Drift was not looked at.",
             done=preview.done,

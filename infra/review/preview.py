@@ -245,8 +245,10 @@ RULE: Final = re.compile(r"(?m)^\s*(?P<rule>[a-z][a-z-]*) \((?P<level>mandatory|
 """A finding as infra/rules.py prints it, alone or as a line of a longer message."""
 OUTSIDE: Final = re.compile(
     r"RunPod answered \d|RunPod did not answer|RunPod's answer is|rate limit was reached|was stopped after \d+ s|PULUMI_CONFIG_PASSPHRASE"
+    r"|incorrect passphrase|PULUMI_ACCESS_TOKEN|\.pulumi/meta\.yaml|unable to open state directory|missing \w+ credentials"
+    r"|dial tcp|the stack is currently locked"
 )
-"""What the provider and the engine say when neither the program nor its settings are at fault."""
+"""What the provider and the engine (3.276) say when neither the program nor its settings are at fault."""
 NOISE: Final = re.compile(
     r"(?i)^(?:an unhandled error occurred: )?(?:(?:update|preview) failed|program exited with non-zero exit code: \d+)$"
 )

@@ -275,6 +275,25 @@ def test_an_unreachable_runpod_is_an_infrastructure_error() -> None:
     assert exit_code([found]) == 3
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "getting stack configuration: get stack secrets manager: incorrect passphrase",
+        'read ".pulumi/meta.yaml": blob (key ".pulumi/meta.yaml") (code=Unknown): operation error S3: GetObject, get identity',
+        'unable to open state directory "file:///nonexistent/dir": stat /nonexistent/dir: no such file or directory',
+        "missing google credentials: unable to find gcp credentials: google: could not find default credentials.",
+    ],
+)
+def test_a_state_backend_that_does_not_answer_is_an_infrastructure_error(message: str) -> None:
+    found = understood(stack_preview("dev", Done(("preview",), 1, "", f"error: {message}", 1.0), refreshed=False))
+    assert exit_code([found]) == 3
+
+
+def test_a_stack_file_that_is_no_yaml_is_not_the_infrastructures_fault() -> None:
+    said = "error: getting stack configuration: invalid YAML file: yaml: line 1: did not find expected key"
+    assert exit_code([understood(stack_preview("dev", Done(("preview",), 1, "", said, 1.0), refreshed=False))]) == 1
+
+
 def test_something_destroyed_asks_for_a_person_unless_it_is_allowed() -> None:
     found = reports(StackPreview("prod", digest(replaced_volume())))
     assert exit_code(found) == 1
