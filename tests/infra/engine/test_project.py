@@ -207,6 +207,8 @@ def test_an_image_that_an_up_changed_half_way_pauses_the_run_until_it_is_allowed
         estate.gate.allow(3)  # what the old worker has; the new one's first shard begins, and waits
         said = run.said(150)
         assert (said.code, said.record["state"]) == (3, "paused"), said.out + said.err[-3000:]
+        again = estate.cli("resume", found, "--stack", STACK, "--json", timeout_s=120)
+        assert (again.code, again.record["state"]) == (3, "paused"), "it is still another image"
         estate.gate.open()
         assert NEXT_IMAGE.split("@")[1] in said.out + said.err
         assert "--allow-mixed-image" in said.out + said.err

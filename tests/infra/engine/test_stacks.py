@@ -25,14 +25,14 @@ def other_cloud(tmp_path: Path) -> Iterator[Cloud]:
 
 
 def test_two_stacks_are_made_at_once_and_leave_each_other_alone(sites: Callable[..., Site], cloud: Cloud, tmp_path: Path) -> None:
-    """One state backend, one project, one account: only the stack differs."""
+    """One state backend, one project, one account, the same names everywhere: only the stack differs."""
     backend = tmp_path / "states"
     backend.mkdir()
     both = [
         sites(name, stack=name, extra={"PULUMI_BACKEND_URL": f"file://{backend}"}) for name in ("dev", "prod")
     ]  # fmt: skip
-    for site in both:  # the same logical names, and the same names in RunPod would be legal, too
-        site.declare(endpoint("gen", name=f"gen-{site.stack}"), volume("data", name=f"data-{site.stack}"))
+    for site in both:  # names need not be unique in RunPod
+        site.declare(endpoint("gen"), volume("data"))
     found: dict[str, Done] = {}
     threads = [threading.Thread(target=lambda s=site: found.setdefault(s.stack, s.project.up(s.stack))) for site in both]
     for thread in threads:
@@ -40,14 +40,14 @@ def test_two_stacks_are_made_at_once_and_leave_each_other_alone(sites: Callable[
     for thread in threads:
         thread.join()
     assert {name: done.ok for name, done in found.items()} == {"dev": True, "prod": True}, [d.stderr + d.stdout for d in found.values()]
-    assert set(cloud.live("serverless")) == {"gen-dev", "gen-prod"}
     dev, prod = both
     assert dev.id("gen") != prod.id("gen")
+    assert {found["id"] for found in cloud.rest("GET", "serverless")["endpoints"]} == {dev.id("gen"), prod.id("gen")}
     assert set(prod.project.stacks()) == {"dev", "prod"}
     prod.clean(refresh=True)
     dev.destroy()
-    assert set(cloud.live("serverless")) == {"gen-prod"}
-    assert set(cloud.live("network-volumes")) == {"data-prod"}
+    assert cloud.live("serverless")["gen"]["id"] == prod.id("gen")
+    assert cloud.live("network-volumes")["data"]["id"] == prod.id("data")
     prod.clean(refresh=True)
     prod.destroy()
 

@@ -86,10 +86,11 @@ def test_a_runpod_that_is_down_fails_the_up_in_one_sentence_and_the_next_one_goe
 
 
 class Killer:
-    """Kills the engine's process when a message passes that `when` names, and drops that message's answer."""
+    """Kills the engine's process (or all that it has started, too) when a message passes that `when` names, and drops that message."""
 
-    def __init__(self, when: Fault) -> None:
+    def __init__(self, when: Fault, *, everything: bool = False) -> None:
         self.when = when
+        self.everything = everything
         self.process: subprocess.Popen[bytes] | None = None
         self.killed = threading.Event()
 
@@ -99,14 +100,15 @@ class Killer:
     def __call__(self, message: Message) -> Action:
         if not self.killed.is_set() and self.when(message) != PASS and self.process is not None:
             self.killed.set()
-            os.kill(self.process.pid, signal.SIGKILL)
+            for pid in engine.session_members(self.process.pid) if self.everything else (self.process.pid,):
+                os.kill(pid, signal.SIGKILL)
             return DROP
         return PASS
 
 
-def killed_up(site: Site, cloud: Cloud, when: Fault) -> engine.Done:
-    """An `up` whose engine is killed at a message."""
-    killer = Killer(when)
+def killed_up(site: Site, cloud: Cloud, when: Fault, *, everything: bool) -> engine.Done:
+    """An `up` whose engine (and program and provider) is killed at a message."""
+    killer = Killer(when, everything=everything)
     arguments = ["up", "--yes", "--skip-preview", "--stack", site.stack]
     with cloud.hooked(killer):
         done = engine.run(arguments, cwd=site.folder, env=site.env(), timeout_s=120, on_start=killer.started)
@@ -138,9 +140,12 @@ def answer_number(number: int, kind: str = "response") -> Fault:
     return when
 
 
-def test_an_up_that_was_killed_half_way_is_completed_by_the_next_and_nothing_is_made_twice(site: Site, cloud: Cloud) -> None:
+@pytest.mark.parametrize("everything", [pytest.param(False, id="engine"), pytest.param(True, id="everything")])
+def test_an_up_that_was_killed_half_way_is_completed_by_the_next_and_nothing_is_made_twice(
+    site: Site, cloud: Cloud, everything: bool
+) -> None:
     site.declare(*chain())
-    killed_up(site, cloud, answer_number(2))
+    killed_up(site, cloud, answer_number(2), everything=everything)
     assert set(cloud.live("serverless")) == {"a", "b"}, "b was made, and nobody was told"
 
     blocked = site.project.up("dev")
