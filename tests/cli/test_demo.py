@@ -77,7 +77,8 @@ def test_the_demonstration_embeds_generates_verifies_and_says_what_it_took(tmp_p
     assert int(summary["tokens out"][1]) > 20
     assert all(float(dollars) > 0 for dollars in summary["dollars, estimated"])
     assert all(float(seconds) > 0 for seconds in summary["worker seconds"])
-    assert done.stdout.count(": verified") == 2
+    assert done.stdout.count(": complete, verified\n") == 2  # each command's own summary is shown
+    assert done.stdout.count(": verified\n") == 2
     cli = subprocess.run([sys.executable, str(ROOT / "scripts/pulumi-cli"), "--check"], capture_output=True).returncode == 0
     assert ("a real `pulumi up`" in done.stdout) == ("local up --pulumi" in done.stdout) == cli
     assert "Type next:" in done.stdout
