@@ -11,6 +11,7 @@ import re
 import signal
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from contract.errors import NightbatchError, UsageError
 from infra.review.changes import ENDPOINT, changes
-from infra.review.engine import CHANGED, GRACE_S, PREVIEW_S, Done, Project, run
+from infra.review.engine import CHANGED, GRACE_S, PREVIEW_S, Done, EngineError, Project, run
 from infra.review.preview import StackPreview
 from infra.settings import STACKS
 
@@ -67,24 +68,32 @@ def preview_all(
     on_done: Callable[[str], None] | None = None,
 ) -> list[StackPreview]:
     """The previews in the order of `asked.stacks`. One that fails is a result, too, and stops no other. An interrupt ends all."""
-    running: set[subprocess.Popen[bytes]] = set()
+    running: list[subprocess.Popen[bytes]] = []
+    stopping = threading.Event()
+
+    def started(process: subprocess.Popen[bytes]) -> None:
+        running.append(process)
+        if stopping.is_set():  # it began beside the interrupt, which knew nothing of it: `run` ends it
+            raise EngineError("the previews were stopped.")
 
     def one(stack: str) -> StackPreview:
         args = ["preview", "--json", "--show-sames", "--stack", stack, *(("--refresh", "--run-program") if asked.refresh else ())]
-        done = run(args, cwd=project.folder, env=project.env, timeout_s=timeout_s, on_start=running.add)
+        done = run(args, cwd=project.folder, env=project.env, timeout_s=timeout_s, on_start=started)
         if on_done is not None:
             on_done(stack)
         return stack_preview(stack, done, refreshed=asked.refresh)
 
-    with ThreadPoolExecutor(max_workers=at_once) as pool:
+    pool = ThreadPoolExecutor(max_workers=at_once)
+    try:
         futures = [pool.submit(one, stack) for stack in asked.stacks]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            end(running, grace_s)
-            raise
+        return [future.result() for future in futures]
+    except BaseException:
+        stopping.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        end(tuple(running), grace_s)
+        raise
+    finally:
+        pool.shutdown()
 
 
 def end(processes: Iterable[subprocess.Popen[bytes]], grace_s: float) -> None:

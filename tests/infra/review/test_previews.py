@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,23 @@ def test_an_interrupt_ends_the_previews_that_run_and_starts_no_other(tmp_path: P
     _, said = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT, said
     assert engine.lines() == ["start a", "start b"] or engine.lines() == ["start b", "start a"]
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in command_of(pid)]
+
+
+@pytest.mark.timeout(30)
+def test_an_interrupt_while_the_previews_are_begun_ends_those_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tmp_path, ("a", "b", "c"))
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(pool: ThreadPoolExecutor, work: Callable[..., object], stack: str) -> Future[object]:
+        if stack == "c":
+            engine.until(2, "start")
+            raise KeyboardInterrupt
+        return submit(pool, work, stack)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        preview_all(engine.project, Asked(("a", "b", "c")), grace_s=0.5)
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in command_of(pid)]
 
 
