@@ -47,9 +47,12 @@ def preview(
     environ: Mapping[str, str] = os.environ,
 ) -> int:
     """Preview the stacks (all that have a file, but `local`), and write one report. `refresh`: look for drift; unless said, with a key."""
+    from contract.errors import UsageError
     from infra.review import preview as review
     from infra.review import previews
 
+    if out is not None and (out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK)):
+        raise UsageError("no report can be written there.", where=f"--out {out}", fix="Name a file in a folder that exists.")
     project = project_here(environ)
     key = environ.get(KEY)
     asked = previews.Asked(

@@ -193,6 +193,14 @@ def test_an_estimate_of_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("place", ["", "missing/report.md"])
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_previewed(place: str, tmp_path: Path) -> None:
+    done = nightbatch(tmp_path, "preview", "dev", "--out", str(tmp_path / place))
+    assert done.returncode == 2
+    assert "no report can be written there" in done.stderr
+    assert "previewed" not in done.stderr
+
+
 def test_pinning_an_image_of_a_stack_that_has_no_file(tmp_path: Path) -> None:
     (tmp_path / "Pulumi.yaml").write_text("name: nightbatch\n")
     done = nightbatch(tmp_path, "image", "pin", "v1", "--stack", "moon", NIGHTBATCH_PROJECT=str(tmp_path))
