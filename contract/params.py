@@ -1,6 +1,8 @@
-"""contract: the parameters that a task may have (`--param`), so that one that no worker takes is refused before anything is paid. Pure.
+"""contract: which fields a row's body may have, and the parameters of a task (`--param`), so that what no worker takes is refused before
+anything is paid. Pure.
 
-The worker reads each row's body more closely than this (worker/tasks); what is said here is what can be told of a value by itself.
+The worker reads each row's body more closely than this (worker/tasks); what is said here is what can be told of a value by itself. It never
+refuses what the worker accepts.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from typing import Any, Final, Literal
 
 from contract.errors import UsageError
 from contract.models import TaskKind
+from contract.rows import ChatUrl, CompletionUrl, EmbeddingUrl
 
-Kind = Literal["whole", "number", "flag", "other"]
+Kind = Literal["whole", "number", "flag", "text", "other"]
 Rule = tuple[Kind, float | None, float | None]
 """What a value is, and its least and its most, where there are any."""
 _MOST: Final = (1 << 31) - 1
@@ -57,6 +60,83 @@ PARAMS: Final[Mapping[TaskKind, Mapping[str, Rule]]] = {
     },
 }  # fmt: skip
 
+WITHOUT_EFFECT: Final = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+"""Fields of a body that speak to a server about accounts and caches: accepted, because they change no answer."""
+_CHAT_ONLY: Final = frozenset(
+    {
+        "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents",
+        "reasoning_effort",
+    }
+)  # fmt: skip
+_MODEL: Final[Rule] = ("text", None, None)
+
+
+def _body(kind: TaskKind, own: str, without: frozenset[str] = frozenset(), **instead: Rule) -> Mapping[str, Rule]:
+    """A number's upper bound that is only what a machine can count to is none that the worker has for a row."""
+    rules = {
+        name: (what, least, None if what == "whole" and most == _MOST else most)
+        for name, (what, least, most) in PARAMS[kind].items()
+        if name not in without
+    }
+    return {"model": _MODEL, own: _OTHER, **rules, **instead}
+
+
+BODIES: Final[Mapping[str, Mapping[str, Rule]]] = {
+    ChatUrl: _body("generate", "messages", logprobs=_FLAG),
+    # Where the text is a list of tokens, the worker does not look at add_special_tokens.
+    CompletionUrl: _body("generate", "prompt", _CHAT_ONLY, logprobs=("whole", 0, 20), add_special_tokens=_OTHER),
+    EmbeddingUrl: _body("embed", "input", add_special_tokens=_OTHER),
+}
+"""URL -> the fields that a body for it may have."""
+COMPLETION_MAX_TOKENS: Final = 16
+"""OpenAI's default for /v1/completions; chat has none but the model's length."""
+
+
+def asks_nothing(name: str, value: Any) -> bool:
+    """Fields that ask for nothing: what a client library writes by default is not held against a row."""
+    if name in ("stream", "use_beam_search", "echo", "return_token_ids", "return_tokens_as_token_ids", "logprobs"):
+        return value is False
+    if name in ("tools", "functions", "stop", "bad_words", "suffix"):
+        return value in ([], "")
+    if name in ("tool_choice", "function_call"):
+        return bool(value == "none")
+    if name == "parallel_tool_calls":
+        return isinstance(value, bool)  # without tools it says nothing
+    if name == "modalities":
+        return bool(value == ["text"])
+    if name in ("best_of", "length_penalty"):
+        return bool(value == 1)
+    if name == "priority":
+        return bool(value == 0)
+    return False
+
+
+def body_problem(url: str, name: str, value: Any) -> tuple[str, str] | None:
+    """Why the worker would refuse a row for this field of its body: its code, and a clause. None where it would not, or where only a
+    closer look can tell."""
+    if value is None:
+        return None
+    rules = BODIES[url]
+    if name not in rules:
+        if name in WITHOUT_EFFECT or asks_nothing(name, value):
+            return None
+        return "unsupported_field", f"`{name}` is not supported"
+    what, least, most = rules[name]
+    if what == "other" or (name == "logprobs" and value is False):
+        return None
+    if what == "flag":
+        return None if isinstance(value, bool) else ("wrong_type", f"`{name}` is {_shown(value)}, neither true nor false")
+    if what == "text":
+        return None if isinstance(value, str) else ("wrong_type", f"`{name}` is {_shown(value)}, not text")
+    whole = what == "whole"
+    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and isinstance(value, float) and not value.is_integer()):
+        return "wrong_type", f"`{name}` is {_shown(value)}, not a {'whole ' if whole else ''}number"
+    if (least is not None and value < least) or (most is not None and value > most):
+        return "invalid_parameter", f"`{name}` is {_shown(value)}; it must be {_bounds(least, most)}"
+    return None
+
 
 def check_params(kind: TaskKind, params: Mapping[str, Any]) -> None:
     """Raises UsageError for the first parameter that no row could use. None stands for a parameter that is not set."""
@@ -78,10 +158,11 @@ def check_params(kind: TaskKind, params: Mapping[str, Any]) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value) or (what == "whole" and not whole):
             raise UsageError(f"{_shown(value)} is not a {'whole ' if what == 'whole' else ''}number.", where=where)
         if (least is not None and value < least) or (most is not None and value > most):
-            bounds = " and ".join(
-                [*([f"at least {least:g}"] if least is not None else []), *([f"at most {most:,.15g}"] if most is not None else [])]
-            )
-            raise UsageError(f"{_shown(value)} is out of bounds: it must be {bounds}.", where=where)
+            raise UsageError(f"{_shown(value)} is out of bounds: it must be {_bounds(least, most)}.", where=where)
+
+
+def _bounds(least: float | None, most: float | None) -> str:
+    return " and ".join([*([f"at least {least:g}"] if least is not None else []), *([f"at most {most:,.15g}"] if most is not None else [])])
 
 
 def _finite(value: float) -> bool:

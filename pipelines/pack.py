@@ -51,7 +51,10 @@ RULES: Final[dict[TaskKind, PackRules]] = {
     "embed": PackRules(us_per_token_in=20, us_per_token_out=0, most_rows=8192, few_rows=512),
 }
 TOKENS_OUT: Final = 256
-"""Output tokens of a row that says no limit, neither in its body nor in the task's parameters."""
+"""Output tokens of a row that says no limit, neither in its body nor in the task's parameters: for shards, and for the likely price."""
+CONTEXT_ASSUMED: Final = 8192
+"""Tokens of a row and its answer at most, for the high price of rows that say no limit, where the stack does not say the model's length
+(`maxModelLen`): the context that models of the class of Llama 3 (8,192) have. Newer ones can have more."""
 
 
 @dataclass

@@ -49,13 +49,13 @@ from contract.models import (
     decode_stored,
     encode,
 )
-from contract.params import check_params
-from contract.rows import InputDigest, row_digest
+from contract.params import COMPLETION_MAX_TOKENS, check_params
+from contract.rows import CompletionUrl, InputDigest, row_digest
 from contract.store import S3Store, Store, get_or_none, probe_mode, put_first, put_object
 from pipelines.dataset import DataFile, Reader, Row, find_files, open_reader
 from pipelines.dataset import streams as dataset_streams
-from pipelines.outputs import is_s3, output_names
-from pipelines.pack import RULES, TOKENS_OUT, pack, row_tokens
+from pipelines.outputs import is_s3, layout_of, output_names
+from pipelines.pack import CONTEXT_ASSUMED, RULES, TOKENS_OUT, pack, row_tokens
 from pipelines.preflight import Scan, preflight
 from pipelines.prices import Throughput, Work, choose_pace, estimate, output_tokens, reference, worker_seconds
 from pipelines.scratch import scratch_folder
@@ -246,7 +246,9 @@ async def _plan(
     mode = await probe_mode(worker_store, root)
     store.mode = worker_store.mode = mode
     task = TaskSpec(kind=request.task, model=endpoint.model, revision=request.revision, params=request.params)
-    cut = await thread.run(lambda: cut_shards(scan, task, rows_per_shard=request.rows_per_shard))
+    implied = COMPLETION_MAX_TOKENS if reader.lines is not None and reader.lines.url == CompletionUrl else None
+    context = endpoint.max_model_len
+    cut = await thread.run(lambda: cut_shards(scan, task, rows_per_shard=request.rows_per_shard, implied=implied, context=context))
     plan_id = plan_id_of(scan.digest, task, [(s.start, s.stop) for s in cut.shards], mode)
     run_id = run_id_of(request.name or _slug(request.dataset), request.task, plan_id, request.again)
     uri = RunUri.parse(f"s3://{store.bucket}/{root}/{run_id}")
@@ -257,7 +259,12 @@ async def _plan(
     whole = None
     if scan.rest_rows:
         whole = _whole(scan, cut, speed, endpoint, request.pace, emulated)
-    notices = [*_notices(reader, scan, whole), *([] if endpoint.workers_max else [f"endpoint {endpoint.name} allows no worker now."])]
+    notices = [
+        *_notices(reader, scan, whole),
+        *_limits(reader, cut, task, context),
+        *_renames(request, reader),
+        *([] if endpoint.workers_max else [f"endpoint {endpoint.name} allows no worker now."]),
+    ]
     draft = Plan(
         plan_id=plan_id,
         run_id=run_id,
@@ -445,19 +452,39 @@ class Cut:
 
     shards: tuple[CutShard, ...]
     work: Work
+    open_rows: int = 0
+    """Rows whose output nothing limits but the model's context."""
 
 
-def cut_shards(scan: Scan, task: TaskSpec, *, rows_per_shard: int | None = None) -> Cut:
-    """Where shards begin and end. A function of the rows, the task and `rows_per_shard` alone."""
+def cut_shards(
+    scan: Scan, task: TaskSpec, *, rows_per_shard: int | None = None, implied: int | None = None, context: int | None = None
+) -> Cut:
+    """Where shards begin and end: a function of the rows, the task and `rows_per_shard` alone; and what they add up to.
+
+    `implied`: the limit that rows without one have by their url; `context`: the model's length in tokens, None where no fact says it. Both
+    move the estimate, and no boundary.
+    """
     import numpy as np
 
     rules = RULES[task.kind]
     lengths = np.frombuffer(scan.lengths, dtype=np.uint32)
     tokens_in = row_tokens(scan.lengths, scan.sample.milli_tokens_per_byte)
     limits: NDArray[np.int64] = np.zeros(len(lengths), dtype=np.int64)
+    usual = most = limits
+    open_rows = 0
     if task.kind == "generate":
         limits = np.frombuffer(scan.most, dtype=np.uint32).astype(np.int64)
-        limits[limits == 0] = _default_limit(task)
+        unsaid = limits == 0
+        told = told_limit(task)
+        limits[unsaid] = told or TOKENS_OUT
+        usual = most = limits
+        if told is None and implied is not None:
+            usual = most = np.where(unsaid, implied, limits)
+        elif told is None:
+            open_rows = int(unsaid.sum())
+            longest = np.maximum((context or CONTEXT_ASSUMED) - tokens_in, 1)
+            most = np.where(unsaid, longest, limits)
+            usual = np.where(unsaid, np.minimum(TOKENS_OUT, longest), limits)
     shards = pack(tokens_in, limits, lengths, rules, rows_per_shard=rows_per_shard)
     spans: list[tuple[int, int, int] | None] = [None] * len(shards)
     if scan.offsets is not None:
@@ -470,8 +497,9 @@ def cut_shards(scan: Scan, task: TaskSpec, *, rows_per_shard: int | None = None)
         CutShard(a, b, int(tokens_in[a:b].sum()), int(limits[a:b].sum()), int(lengths[a:b].sum(dtype=np.int64)), span)
         for (a, b), span in zip(shards, spans, strict=True)
     )
-    low, likely, high = output_tokens(sum(s.limits_out for s in made))
-    return Cut(made, Work(len(made), scan.rows, sum(s.tokens_in for s in made), low, likely, high))
+    low, likely, _ = output_tokens(int(usual.sum()))
+    work = Work(len(made), scan.rows, sum(s.tokens_in for s in made), low, likely, int(most.sum()))
+    return Cut(made, work, open_rows)
 
 
 def _spans(scan: Scan, lengths: NDArray[np.uint32], shards: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -483,12 +511,13 @@ def _spans(scan: Scan, lengths: NDArray[np.uint32], shards: Sequence[tuple[int, 
         yield place, scan.offsets[start], scan.offsets[stop - 1] + int(lengths[stop - 1])
 
 
-def _default_limit(task: TaskSpec) -> int:
+def told_limit(task: TaskSpec) -> int | None:
+    """The output limit of rows that say none themselves, as the task's parameters have it."""
     for name in ("max_completion_tokens", "max_tokens"):
         value = task.params.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return min(value, 1 << 31)
-    return TOKENS_OUT
+    return None
 
 
 def _shard_plans(scan: Scan, cut: Cut, reader: Reader, uri: RunUri) -> tuple[ShardPlan, ...]:
@@ -535,6 +564,38 @@ def _notices(reader: Reader, scan: Scan, whole: Estimate | None) -> Iterator[str
             f"this is a trial of {scan.rows:,} rows of {scan.rows + scan.rest_rows:,}; all of them would take about "
             f"{whole.seconds.likely:,.0f} s and ${whole.usd.likely:,.4f} (${whole.usd.low:,.4f} to ${whole.usd.high:,.4f})."
         )
+
+
+def _limits(reader: Reader, cut: Cut, task: TaskSpec, context: int | None) -> Iterator[str]:
+    """What a price rests on that nobody said, and parameters that rows do not follow because they have their own."""
+    if cut.open_rows:
+        most = f"all of the model's {context:,}" if context else f"{CONTEXT_ASSUMED:,} (the stack does not say the model's length)"
+        yield (
+            f"{cut.open_rows:,} rows set no output limit: up to {TOKENS_OUT} tokens of answer are assumed for the likely price, and for "
+            f"the high one {most}, less the row's own. Give --max-tokens."
+        )
+    given = reader.lines.fields if reader.lines is not None else {}
+    both = ("max_tokens", "max_completion_tokens")
+    for name, value in task.params.items():
+        # One limit of answers stands for the other, in a row as in the parameters.
+        fields = both if name in both else (name,)
+        if value is not None and (own := max(given.get(one, 0) for one in fields)):
+            named = next(one for one in fields if given.get(one, 0) == own)
+            yield f"{own:,} rows set {named} themselves; {name}={_short(value)} of this command does not change them."
+
+
+def _short(value: Any) -> str:
+    text = encode(value).decode()
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _renames(request: PlanRequest, reader: Reader) -> Iterator[str]:
+    """Columns that a table output will call otherwise, said before it is paid for."""
+    if reader.batch or not request.keep_columns or _format(request) != "parquet":
+        return
+    for old, new in layout_of(request.task, reader.columns, id_column=reader.options.id_column).renamed.items():
+        keep = " (--id-column id would keep it)" if old == "id" else ""
+        yield f"column `{old}` will be `{new}` in the output, because `{old}` is a column of results there{keep}."
 
 
 def _format(request: PlanRequest) -> Literal["jsonl", "parquet"]:

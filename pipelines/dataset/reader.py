@@ -70,6 +70,8 @@ class Reader:
     source: Source = field(default_factory=Source)
     other_models: Counter[str] = field(default_factory=Counter, init=False)
     """Models that batch lines name instead of the run's, with how many rows do, as the last reading found them."""
+    lines: BatchRows | None = field(default=None, init=False)
+    """What the last reading found of batch lines."""
     padded: bool = field(default=False, init=False)
     """Some blank line holds spaces, so that a reader of the file's bytes would take it for a row."""
 
@@ -80,7 +82,7 @@ class Reader:
     def rows(self, on_bad: OnBad, *, watch: frozenset[int] = frozenset(), records: bool = False) -> Generator[Row, None, None]:
         """Every good row in order. `watch`: hashes of ids that may stand twice; the second row of an id is bad. `records`: with them."""
         if self.batch:
-            maker = BatchRows(self.task, self.models)
+            maker = self.lines = BatchRows(self.task, self.models)
             self.other_models = maker.other_models
             yield from self._watched(self._batch_lines(maker, on_bad), on_bad, watch)
             return

@@ -17,16 +17,18 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 
 from contract.errors import DatasetError, UsageError
 from contract.models import RowOptions, TaskKind
+from contract.params import BODIES, WITHOUT_EFFECT, body_problem
 from contract.rows import MAX_ROW_BYTES, URLS, ChatUrl, CompletionUrl, EmbeddingUrl
-from pipelines.dataset.shapes import Shape, Shapes
+from pipelines.dataset.shapes import MOST, Shape, Shapes
 
 MAX_DEPTH: Final = 100
 """Levels of a row's JSON. Deeper ones would meet the recursion limit of whoever reads them next."""
@@ -180,6 +182,9 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
+MOST_VALUES: Final = 10_000
+"""Combinations of body values that are remembered: rows that each have another seed are looked at one by one."""
+_OWN: Final = frozenset({"messages", "prompt", "input"})
 _LINE_KEYS: Final = ("custom_id", "method", "url", "body")
 _TEXT_FIELDS: Final[dict[str, str | None]] = {ChatUrl: None, CompletionUrl: "prompt", EmbeddingUrl: "input"}
 """Where a body's text is; None: in its messages."""
@@ -190,8 +195,33 @@ def looks_like_batch_line(record: dict[str, Any]) -> bool:
     return "body" in record and any(key in record for key in ("custom_id", "url", "method"))
 
 
+class _BodyShape:
+    """What is common to bodies with the same fields, in the same order, of the same types. `seen`: values of `picked` that were looked at
+    -> the most output tokens that they allow; `rows`: how many had this shape."""
+
+    __slots__ = ("named", "nested", "picked", "rows", "said", "seen")
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.said = tuple(name for name, value in body.items() if value is not None)
+        self.nested = tuple(name for name in self.said if type(body[name]) is dict or type(body[name]) is list)
+        # A row's own text, and what has no effect, is another one in each row.
+        flat = [name for name in self.said if name not in self.nested and name not in _OWN and name not in WITHOUT_EFFECT]
+        self.picked: Callable[[dict[str, Any]], Any] = itemgetter(*flat) if flat else _nothing
+        self.named = "model" in flat
+        self.seen: dict[Any, int] = {}
+        self.rows = 0
+
+
+def _nothing(body: dict[str, Any]) -> Any:
+    return ()
+
+
 class BatchRows:
-    """Batch lines as they are. One instance reads one dataset once: it remembers the first row's url, and counts other models' names."""
+    """Batch lines as they are. One instance reads one dataset once: it remembers the first row's url, and counts other models' names.
+
+    Nearly all bodies look like one before, with the same numbers in them: what each field may be is looked at once a shape and once a
+    combination of values, because a look at every field of every row would cost more than reading it.
+    """
 
     def __init__(self, task: TaskKind, models: Sequence[str]) -> None:
         self._task = task
@@ -199,7 +229,25 @@ class BatchRows:
         self._known = frozenset(models)
         self._url: str | None = None
         self._text: str | None = None
+        self._shapes: dict[tuple[Any, ...], _BodyShape] = {}
+        self._values = 0
+        self._others: Counter[str] = Counter()
+        """Fields of shapes that were forgotten."""
         self.other_models: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str | None:
+        """Of the rows; None while there was none."""
+        return self._url
+
+    @property
+    def fields(self) -> Counter[str]:
+        """Fields of bodies, and how many rows gave each a value."""
+        found = self._others.copy()
+        for shape in self._shapes.values():
+            for name in shape.said:
+                found[name] += shape.rows
+        return found
 
     def __call__(self, line: bytes, index: int) -> Made:
         """Raises RowProblem."""
@@ -212,10 +260,11 @@ class BatchRows:
         custom_id = row.custom_id
         keys = len(body) + (4 if row.method else 3)
         try:
-            for item in body.values():
-                kind = type(item)
-                if kind is list or kind is dict:
-                    keys += count_keys(item, 3)
+            shape = self._shapes.get((*body, *map(type, body.values())))
+            if shape is None:
+                shape = self._shape(body)
+            for name in shape.nested:
+                keys += count_keys(body[name], 3)
             if line.count(b'":') != keys:
                 check_twice(line, keys)
             if row.url != self._url or row.method != "POST" or not custom_id:
@@ -226,14 +275,42 @@ class BatchRows:
                 text = body.get(self._text, _MISSING)
                 if type(text) is not str or not text or text.isspace():
                     _check_text(text, self._text)
+            most = shape.seen.get(shape.picked(body))
+            if most is None:
+                most = self._look(row.url, body, shape)
         except RowProblem as problem:
             problem.custom_id = custom_id
             raise
         self._url = row.url
-        named = body.get("model")
-        if named is not None and type(named) is str and named not in self._known:
+        shape.rows += 1
+        if shape.named and (named := body["model"]) not in self._known:
             self.other_models[named] += 1
-        return custom_id, line, _most_tokens(body) if "max_tokens" in body or "max_completion_tokens" in body else 0
+        return custom_id, line, most
+
+    def _shape(self, body: dict[str, Any]) -> _BodyShape:
+        """The shape of a body that is unlike those before it."""
+        if len(self._shapes) >= MOST:
+            self._others = self.fields
+            self._shapes.clear()
+        shape = self._shapes[(*body, *map(type, body.values()))] = _BodyShape(body)
+        return shape
+
+    def _look(self, url: str, body: dict[str, Any], shape: _BodyShape) -> int:
+        """The most output tokens that a body allows (0: not said), each of its fields looked at. Raises RowProblem."""
+        for name in shape.said:
+            if (problem := body_problem(url, name, body[name])) is not None:
+                raise RowProblem(*problem)
+        most = _most_tokens(body)
+        rules = BODIES[url]
+        # Whether an unknown list or object is refused depends on what is in it: `tools` may be empty.
+        if all(name in rules or name in WITHOUT_EFFECT for name in shape.nested):
+            if self._values >= MOST_VALUES:
+                for other in self._shapes.values():
+                    other.seen.clear()
+                self._values = 0
+            self._values += 1
+            shape.seen[shape.picked(body)] = most
+        return most
 
     def _check_line(self, row: _Line) -> None:
         url = row.url
@@ -280,6 +357,8 @@ def _most_tokens(body: dict[str, Any]) -> int:
     most = body.get("max_completion_tokens")
     if most is None:
         most = body.get("max_tokens")
+    if type(most) is float:
+        most = int(most)  # a whole one, as the worker takes it
     if type(most) is not int or most < 1:
         return 0
     several = body.get("n")

@@ -374,13 +374,49 @@ def test_a_bad_row_is_named_and_its_neighbours_are_read(tmp_path: Path, line: by
 
 def test_big_numbers_quotes_and_escapes_are_rows_byte_for_byte(tmp_path: Path) -> None:
     lines = [
-        json.dumps(embed_line("a", 'he said "x": y, and \\" too', seed=2**64 + 1)).encode(),
-        json.dumps(embed_line("b\\", "tab\\t \u0000 \U0001f600", deep={"a": [{"b": {}}, [], {}]})).encode(),
+        json.dumps(embed_line("a", 'he said "x": y, and \\" too', metadata=2**64 + 1)).encode(),
+        json.dumps(embed_line("b\\", "tab\\t \u0000 \U0001f600", user={"a": [{"b": {}}, [], {}]})).encode(),
         b'{ "body" : {"input":"spaces before colons"} , "url" :"/v1/embeddings", "custom_id": "c" }',
     ]
     found = read(put(tmp_path / "t.jsonl", b"\n".join(lines)))
     assert found.bad == []
     assert [row[4] for row in found.rows] == lines
+
+
+def test_a_field_that_the_worker_would_refuse_is_a_bad_row_before_anything_is_paid(tmp_path: Path) -> None:
+    fields: list[tuple[dict[str, Any], str | None]] = [
+        ({"max_tokens": 8, "temperature": 0}, None),
+        ({"stream": True}, "unsupported_field"),
+        ({"stream": False, "tools": [], "user": "ann"}, None),
+        ({"stream": False, "tools": [{"type": "function"}], "user": "ann"}, "unsupported_field"),
+        ({"max_tokens": -1, "temperature": 0}, "invalid_parameter"),
+        ({"max_tokens": True, "temperature": 0}, "wrong_type"),
+        ({"max_tokens": "8", "temperature": 0}, "wrong_type"),
+        ({"max_tokens": None, "foo": None, "temperature": 1}, None),
+        ({"foo": 1}, "unsupported_field"),
+        ({"top_p": 7}, "invalid_parameter"),
+        ({"max_tokens": 8, "temperature": 0}, None),
+    ]
+    rows = [chat_line(f"r{number}", **body) for number, (body, _) in enumerate(fields, 1)]
+    found = read(write_jsonl(tmp_path / "t.jsonl", rows), "generate")
+    assert found.bad == [("t.jsonl", number, code) for number, (_, code) in enumerate(fields, 1) if code is not None]
+    assert found.reasons[:3] == [
+        "`stream` is not supported", "`tools` is not supported", "`max_tokens` is -1; it must be at least 1"
+    ]  # fmt: skip
+    assert [row[5] for row in found.rows] == [8, 0, 0, 8]
+
+
+def test_fields_are_counted_however_many_kinds_of_bodies_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.dataset.rows.MOST", 3)
+    monkeypatch.setattr("pipelines.dataset.rows.MOST_VALUES", 4)
+    kinds: list[dict[str, Any]] = [{"seed": 1}, {"top_p": 0.5}, {"seed": 2, "top_p": 1}, {"max_tokens": 7}, {"seed": None}, {}, {"n": 2}]
+    rows = [chat_line(f"r{number}", **kinds[number % 7], user=f"u{number}") for number in range(70)]
+    reader = reader_of(write_jsonl(tmp_path / "t.jsonl", rows), "generate")
+    bad: list[Any] = []
+    assert [row[5] for row in reader.rows(lambda *problem: bad.append(problem))] == [7 if n % 7 == 3 else 0 for n in range(70)]
+    assert bad == []
+    assert reader.lines is not None
+    assert reader.lines.fields == {"messages": 70, "user": 70, "seed": 20, "top_p": 20, "max_tokens": 10, "n": 10}
 
 
 def test_one_dataset_has_one_url(tmp_path: Path) -> None:
@@ -410,17 +446,17 @@ def test_chat_rows_need_some_text(tmp_path: Path, body: dict[str, Any], code: st
 def test_output_limits_are_read_from_the_body(tmp_path: Path) -> None:
     rows = [
         chat_line("a"), chat_line("b", max_tokens=7), chat_line("c", max_tokens=7, max_completion_tokens=9),
-        chat_line("d", max_tokens=5, n=3), chat_line("e", max_tokens="x"), chat_line("f", max_tokens=1 << 50),
+        chat_line("d", max_tokens=5, n=3), chat_line("e", max_tokens=12.0), chat_line("f", max_tokens=1 << 50),
     ]  # fmt: skip
     found = read(write_jsonl(tmp_path / "t.jsonl", rows), "generate")
-    assert [row[5] for row in found.rows] == [0, 7, 9, 15, 0, (1 << 31) - 1]
+    assert [row[5] for row in found.rows] == [0, 7, 9, 15, 12, (1 << 31) - 1]
 
 
 def test_rows_that_name_another_model_are_counted(tmp_path: Path) -> None:
     rows = [
         chat_line("a", model="gpt-4o"),
         chat_line("b", model="m"),
-        chat_line("c", model=5),
+        chat_line("c", model=None),
         chat_line("d"),
         chat_line("e", model="gpt-4o"),
     ]
@@ -736,7 +772,12 @@ TEXT = st.text(min_size=1).filter(lambda t: not t.isspace())
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(TEXT, TEXT, st.dictionaries(st.sampled_from("abcxyz"), JSON, max_size=3)), max_size=8), st.booleans())
+@given(
+    st.lists(
+        st.tuples(TEXT, TEXT, st.dictionaries(st.sampled_from(["user", "metadata", "store", "service_tier"]), JSON, max_size=3)), max_size=8
+    ),
+    st.booleans(),
+)
 def test_any_batch_line_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, rows: list[Any], ascii_only: bool) -> None:
     made = [embed_line(custom_id, text, **more) for custom_id, text, more in rows]
     path = tmp_path_factory.mktemp("t") / "t.jsonl"

@@ -109,9 +109,35 @@ def test_a_rows_own_limit_of_output_weighs(tmp_path: Path) -> None:
 def test_parameters_of_the_task_are_the_limit_of_rows_that_say_none(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "t.jsonl", [chat_line(f"r{i}") for i in range(10)])
     assert cut_file(path, TaskSpec(kind="generate", model="m", params={"max_tokens": 24})).work.out_high == 240
-    assert cut_file(path, TaskSpec(kind="generate", model="m", params={"max_tokens": True})).work.out_high == 2560
     embed = write_jsonl(tmp_path / "e.jsonl", [embed_line(f"r{i}") for i in range(10)])
     assert cut_file(embed, TaskSpec(kind="embed", model="m")).work.out_high == 0
+
+
+def test_the_high_price_of_rows_without_a_limit_is_the_models_context_and_no_boundary_moves(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", [chat_line(f"r{i}") for i in range(9)] + [chat_line("own", max_tokens=7)])
+    task = TaskSpec(kind="generate", model="m")
+    scan, _ = preflight(reader_of(path, "generate"))
+    try:
+        unsaid, known, small = (cut_shards(scan, task, context=context) for context in (None, 2048, 20))
+    finally:
+        scan.close()
+    per_row = known.work.tokens_in // 10
+    assert unsaid.work.out_high == pytest.approx(9 * (8192 - per_row) + 7, abs=20)
+    assert known.work.out_high == pytest.approx(9 * (2048 - per_row) + 7, abs=20)
+    assert unsaid.work.out_likely == known.work.out_likely == (9 * 256 + 7) * 3 // 5
+    assert small.work.out_low <= small.work.out_likely <= small.work.out_high < 200
+    assert unsaid.shards == known.shards == small.shards
+    assert unsaid.open_rows == 9
+
+
+def test_completions_that_say_no_limit_have_openais_sixteen_tokens(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", [{"custom_id": f"r{i}", "url": "/v1/completions", "body": {"prompt": "x"}} for i in range(10)])
+    scan, _ = preflight(reader_of(path, "generate"))
+    try:
+        cut = cut_shards(scan, TaskSpec(kind="generate", model="m"), implied=16)
+    finally:
+        scan.close()
+    assert (cut.work.out_high, cut.open_rows) == (160, 0)
 
 
 @pytest.mark.parametrize(

@@ -495,6 +495,36 @@ async def test_the_name_of_a_hosted_model_travels_along_and_the_plan_says_which_
     assert planned.plan.task.model == "SmolLM2-135M-Instruct"
 
 
+async def test_rows_without_an_output_limit_are_counted_and_said(house: House, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", [chat_line("a"), chat_line("b"), chat_line("c", max_tokens=9)])
+    open_ended = await house.plan(path, task="generate", dry_run=True)
+    assert [n for n in open_ended.notices if "set no output limit" in n and n.startswith("2 rows") and "--max-tokens" in n]
+    limited = await house.plan(path, task="generate", params={"max_tokens": 64}, dry_run=True)
+    assert not [n for n in limited.notices if "set no output limit" in n]
+    assert open_ended.plan.estimate.usd.high > limited.plan.estimate.usd.high
+
+
+async def test_parameters_that_rows_set_themselves_are_said_to_change_nothing(house: House, tmp_path: Path) -> None:
+    rows = [chat_line(f"r{i}", max_completion_tokens=9, temperature=None) for i in range(3)] + [chat_line("own")]
+    params = {"max_tokens": 8, "temperature": 0, "top_p": 0.5}
+    planned = await house.plan(write_jsonl(tmp_path / "t.jsonl", rows), task="generate", params=params, dry_run=True)
+    said = [notice for notice in planned.notices if "themselves" in notice]
+    assert said == ["3 rows set max_completion_tokens themselves; max_tokens=8 of this command does not change them."]
+
+
+async def test_a_column_that_a_result_column_pushes_aside_is_said_before_it_is_paid(house: House, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", [{"id": "a", "text": "x", "tokens": 3}])
+    planned = await house.plan(path, dry_run=True)
+    said = [notice for notice in planned.notices if "in the output" in notice]
+    assert [notice[: notice.index(",")] for notice in said] == [
+        "column `id` will be `input_id` in the output", "column `tokens` will be `input_tokens` in the output"
+    ]  # fmt: skip
+    kept = await house.plan(path, rows=RowOptions(id_column="id"), dry_run=True)
+    assert len([notice for notice in kept.notices if "in the output" in notice]) == 1
+    lines = await house.plan(path, out="o.jsonl", dry_run=True)
+    assert not [notice for notice in lines.notices if "in the output" in notice]
+
+
 async def test_the_plan_names_the_model_that_the_endpoint_serves(house: House, batch: Path) -> None:
     planned = await house.plan(batch, model="minilm")
     assert planned.plan.task.model == EMBED.model

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from contract.params import BODIES
+from contract.rows import EmbeddingUrl
 from worker.engine.base import EmbedRequest, TextPrompt, TokensPrompt, Truncation
 from worker.tasks.fields import Body, RowProblem, token_list
 
-EMBED_FIELDS: Final = frozenset(
-    {"model", "input", "dimensions", "encoding_format", "truncate_prompt_tokens", "truncation_side", "add_special_tokens"}
-)
+EMBED_FIELDS: Final = frozenset(BODIES[EmbeddingUrl])
 
 
 def embed_request(index: int, body: Body) -> EmbedRequest:

@@ -9,11 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from contract.params import WITHOUT_EFFECT, asks_nothing
 from contract.rows import RowError
 
-WITHOUT_EFFECT: Final = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-)
 _INT64: Final = 2**63
 
 
@@ -60,7 +58,7 @@ class Body:
     def __init__(self, fields: Mapping[str, Any], known: frozenset[str]) -> None:
         self._fields = {name: value for name, value in fields.items() if value is not None}
         for name, value in self._fields.items():
-            if name not in known and name not in WITHOUT_EFFECT and not _empty_wish(name, value):
+            if name not in known and name not in WITHOUT_EFFECT and not asks_nothing(name, value):
                 raise RowProblem("unsupported_field", f"`{name}` is not supported.", name)
 
     def get(self, name: str) -> Any:
@@ -149,22 +147,3 @@ def _bounds(least: float | None, most: float | None) -> str:
     if least is not None and most is not None:
         return f"from {least} to {most}"
     return f"at least {least}" if least is not None else f"at most {most}"
-
-
-def _empty_wish(name: str, value: Any) -> bool:
-    """Fields that ask for nothing: what a client library writes by default is not held against a row."""
-    if name in ("stream", "use_beam_search", "echo", "return_token_ids", "return_tokens_as_token_ids", "logprobs"):
-        return value is False
-    if name in ("tools", "functions", "stop", "bad_words", "suffix"):
-        return value in ([], "")
-    if name in ("tool_choice", "function_call"):
-        return bool(value == "none")
-    if name == "parallel_tool_calls":
-        return isinstance(value, bool)  # without tools it says nothing
-    if name == "modalities":
-        return bool(value == ["text"])
-    if name in ("best_of", "length_penalty"):
-        return bool(value == 1)
-    if name == "priority":
-        return bool(value == 0)
-    return False

@@ -7,29 +7,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from contract.params import BODIES, COMPLETION_MAX_TOKENS
+from contract.rows import ChatUrl, CompletionUrl
 from worker.engine.base import ChatPrompt, GenerateRequest, Sampling, Structured, TextPrompt, TokensPrompt
 from worker.tasks.embed import truncation
 from worker.tasks.fields import Body, RowProblem, named, token_list
 
-_SAMPLING: Final = frozenset(
-    {
-        "model", "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
-        "spaces_between_special_tokens", "logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids", "bad_words",
-        "response_format", "structured_outputs", "truncate_prompt_tokens", "truncation_side", "add_special_tokens",
-    }
-)  # fmt: skip
-CHAT_FIELDS: Final = _SAMPLING | {
-    "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-    "documents", "reasoning_effort",
-}  # fmt: skip
-COMPLETION_FIELDS: Final = _SAMPLING | {"prompt"}
+CHAT_FIELDS: Final = frozenset(BODIES[ChatUrl])
+COMPLETION_FIELDS: Final = frozenset(BODIES[CompletionUrl])
 _MESSAGE: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "refusal"})
 _STRUCTURED: Final = ("json", "json_object", "regex", "choice", "grammar")
 _MOST_LOGPROBS: Final = 20
 """vLLM's max_logprobs, and OpenAI's limit for top_logprobs."""
-COMPLETION_MAX_TOKENS: Final = 16
-"""OpenAI's default for /v1/completions; chat has none but the model's length."""
 
 
 def chat_request(index: int, body: Body) -> GenerateRequest:
