@@ -130,7 +130,7 @@ def _measure(options: Options, cli: Path) -> Result:
 
     median = {name: median_seconds(group) for name, group in samples.items()}
     n, four = ENDPOINTS, len(STACKS)
-    what, up = f"preview of {n}", f"up of {n} endpoints"
+    what, up, late = f"preview of {n}", f"up of {n} endpoints", f", answers after {ANSWER_S} s"
 
     def ratio(name: str, one: str, other: str, limit: float | None = None) -> Line:
         return Line(name, median[one] / median[other], "x", None if limit is None else "<=", limit)
@@ -141,10 +141,10 @@ def _measure(options: Options, cli: Path) -> Result:
         Line(f"{what} new endpoints: calls at the provider", median["new: in calls"], "s"),
         Line(f"{what} unchanged endpoints: processor time of the provider", median["unchanged: processor"], "s", "<", SHARE_TARGET_S),
         Line(f"{what} unchanged endpoints: calls at the provider", median["unchanged: in calls"], "s"),
-        Line(f"{up}, answers after {ANSWER_S} s: first to last request", median["up"], "s"),
-        Line(f"script, the same {len(calls)} requests, {parallel} at once", median["script"], "s"),
-        ratio(f"{up} / script", "up", "script", UP_TARGET),
-        ratio(f"{up} / script that heeds no order", "up", "script without order"),
+        Line(f"{up}{late}: first to last request", median["up"], "s"),
+        Line(f"script{late}: the same {len(calls)} requests, {parallel} at once", median["script"], "s"),
+        ratio(f"{up} / script{late}", "up", "script", UP_TARGET),
+        ratio(f"{up} / script that heeds no order{late}", "up", "script without order"),
         Line(f"{up}{AT_ONCE}: first to last request", median[f"up{AT_ONCE}"], "s"),
         Line(f"script{AT_ONCE}", median[f"script{AT_ONCE}"], "s"),
         ratio(f"{up} / script{AT_ONCE}", f"up{AT_ONCE}", f"script{AT_ONCE}"),
