@@ -42,12 +42,14 @@ BUSY: Final = ("running", "idle", "initializing")
 @dataclass(frozen=True)
 class Patience:
     """Seconds. `looks`: pauses before looking again for what a lost answer may have made; `refused`: how long a delete is repeated while
-    RunPod says that something is bound to it; `poll`: between two looks at draining workers; `settled`: how long no worker may have been
-    running before idle ones, which RunPod has yet to stop, count as stopped."""
+    RunPod says that something is bound to it; `poll`: between two looks at draining workers at first, growing to `poll_slow`, because the
+    account's 60 requests a minute and 3000 an hour (the OpenAPI file's example) are for many endpoints that drain for an hour; `settled`:
+    how long no worker may have been running before idle ones, which RunPod has yet to stop, count as stopped."""
 
     looks: tuple[float, ...] = (0.0, 1.0, 4.0, 10.0)
     refused: float = 60.0
     poll: float = 2.0
+    poll_slow: float = 15.0
     settled: float = 10.0
 
 
@@ -358,6 +360,7 @@ class Driver:
         end = self._clock() + limit_s
         quiet_since: float | None = None
         told = -1
+        poll = self._patience.poll
         while True:
             summary = (await self.client.list_workers(endpoint_id)).get("summary") or {}
             counts = {name: int(summary.get(name) or 0) for name in BUSY}
@@ -379,7 +382,8 @@ class Driver:
                     where=f"endpoint {endpoint_id}",
                     fix="Raise drainTimeoutSeconds, or cancel the jobs.",
                 )
-            await self.pause(min(self._patience.poll, max(0.0, end - now)))
+            await self.pause(min(poll, max(0.0, end - now)))
+            poll = min(self._patience.poll_slow, poll * 1.5)
 
     async def pause(self, seconds: float) -> None:
         """Wait, unless the engine asks to stop: Ctrl-C does not sit out a Retry-After."""

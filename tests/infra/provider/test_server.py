@@ -583,6 +583,16 @@ async def test_jobs_that_do_not_end_end_the_strict_rollout(cloud: Cloud) -> None
         assert cloud.endpoints[resource_id]["image"] == "img@sha256:1"
 
 
+async def test_long_jobs_are_not_asked_after_all_the_time(cloud: Cloud) -> None:
+    async with plugged(cloud) as engine:
+        resource_id, checked, state = await made(engine, ENDPOINT, {**STRICT, "drainTimeoutSeconds": 2})
+        cloud.running[resource_id] = 1
+        cloud.seen.clear()
+        with pytest.raises(Failed, match="still running after 2 s"):
+            await engine.update(ENDPOINT, "embed", resource_id, checked, state, {**NEW_IMAGE, "drainTimeoutSeconds": 2})
+        assert sum(path.endswith("/workers") for _, path, _ in cloud.seen) <= 27  # at 0.02 s each it would be a hundred
+
+
 async def test_a_strict_rollout_is_stopped_by_the_engine_and_gives_the_workers_back(cloud: Cloud) -> None:
     async with plugged(cloud) as engine:
         resource_id, checked, state = await made(engine, ENDPOINT, STRICT)
