@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from contract.errors import UsageError, VerifyFailed
+from contract.errors import AccessDenied, ContractError, UsageError, VerifyFailed
 from contract.keys import RunKeys
-from contract.models import Plan, RowRange, encode
+from contract.models import Plan, RowRange, decode, encode
 from contract.rows import RowError
-from contract.store import Store
+from contract.store import Store, get_or_none
 from contract.tree import Tree, read_tree
 from pipelines.outputs import (
     Dtype,
@@ -33,7 +33,9 @@ from pipelines.outputs import (
     Place,
     S3Place,
     TableWriter,
+    check_dtype,
     check_folder,
+    companion,
     draft_path,
     empty_table,
     error_line,
@@ -83,6 +85,8 @@ class Collected:
     failures: tuple[Failure, ...]
     renamed: dict[str, str]
     seconds: float
+    notices: tuple[str, ...] = ()
+    """What stood there before, if another run's output was replaced."""
 
     @property
     def missing_rows(self) -> int:
@@ -107,7 +111,7 @@ async def collect(
     """
     began = time.monotonic()
     names = output_names(out or default_out(plan), partial=partial)
-    check_names(plan, keys, store, names, dtype)
+    notices = await check_output(store, keys, plan, names, dtype=dtype, open_store=open_store)
     if partial:
         tree = await read_tree(store, keys, plan)
         seal, digest = seal_of(plan, tree), None
@@ -164,6 +168,7 @@ async def collect(
         failures=writer.failures(),
         renamed=facts.renamed,
         seconds=time.monotonic() - began,
+        notices=notices,
     )
 
 
@@ -174,10 +179,7 @@ def default_out(plan: Plan) -> str:
 
 def check_names(plan: Plan, keys: RunKeys, store: Store, names: OutputNames, dtype: Dtype) -> None:
     """Refuse outputs that would destroy something or cannot be written, before anything is read. Raises UsageError."""
-    if dtype == "float16" and plan.task.kind != "embed":
-        raise UsageError("--dtype is for embeddings, and this run generates.", fix="Leave it out.")
-    if dtype == "float16" and names.format == "jsonl":
-        raise UsageError("OpenAI's embeddings format has no float16.", fix="Write a .parquet file, or leave out --dtype float16.")
+    check_dtype(plan.task.kind, names.format, dtype)
     if is_s3(names.out):
         bucket, key = s3_key(names.out)
         if bucket == store.bucket and f"{key}/".startswith(f"{keys.root}/"):
@@ -188,6 +190,66 @@ def check_names(plan: Plan, keys: RunKeys, store: Store, names: OutputNames, dty
     for name in (names.out, names.errors, names.seal):
         if _resolved(name) in inputs:
             raise UsageError(f"'{name}' is a file of the dataset, and collect would replace it.", fix="Name another with --out.")
+
+
+async def check_output(
+    store: Store,
+    keys: RunKeys,
+    plan: Plan,
+    names: OutputNames,
+    *,
+    dtype: Dtype = "float32",
+    open_store: OpenStore | None = None,
+) -> tuple[str, ...]:
+    """Whether a run may be collected there, worth asking before it is paid for; and what of others it would replace, to be said.
+
+    Another run's output under this very name is replaced, and that is said: the name was given. An errors file that belongs to another
+    run's output, which keeps standing beside it (`my.parquet` and `my.jsonl` share `my.errors.jsonl`), is not. Raises UsageError.
+    """
+    check_names(plan, keys, store, names, dtype)
+    try:
+        beside = await _standing(companion(names), store, open_store)
+        if beside is not None and beside.facts is not None and beside.facts.run != plan.run:
+            raise UsageError(
+                f"'{names.errors}' holds the failed rows of '{companion(names).out}', which is of run {beside.facts.run}.",
+                fix=f"Name another file with --out, or remove '{companion(names).out}' first.",
+            )
+        there = await _standing(names, store, open_store)
+    except AccessDenied as error:  # keys that may write outputs and not read them
+        return (f"whether '{names.out}' is there already could not be told: {error}",)
+    if there is None or (there.facts is not None and there.facts.run == plan.run):
+        return ()
+    whose = f"the output of run {there.facts.run}" if there.facts is not None else "a file that is no output of a run"
+    return (f"'{names.out}' replaces {whose}.",)
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """An output that is there. `facts`: of its seal file; None where there is none that can be read."""
+
+    facts: OutputFacts | None
+
+
+async def _standing(names: OutputNames, store: Store, open_store: OpenStore | None) -> _Standing | None:
+    data: bytes | None
+    if is_s3(names.out):
+        bucket, key = s3_key(names.out)
+        place = _bucket(bucket, store, open_store)
+        if await place.head(key) is None:
+            return None
+        blob = await get_or_none(place, s3_key(names.seal)[1])
+        data = blob.data if blob is not None else None
+    else:
+        if not Path(names.out).exists():
+            return None
+        seal = Path(names.seal)
+        data = seal.read_bytes() if seal.is_file() else None
+    if data is None:
+        return _Standing(None)
+    try:
+        return _Standing(decode(data, OutputFacts, where=names.seal))
+    except ContractError:
+        return _Standing(None)
 
 
 def _resolved(name: str) -> str:
@@ -209,12 +271,15 @@ def missing_rows(tree: Tree) -> tuple[RowRange, ...]:
 def _place(names: OutputNames, store: Store, open_store: OpenStore | None, scratch: Path) -> Place:
     if not is_s3(names.out):
         return LocalPlace(check_folder(names.out))
-    bucket = s3_key(names.out)[0]
+    return S3Place(_bucket(s3_key(names.out)[0], store, open_store), scratch)
+
+
+def _bucket(bucket: str, store: Store, open_store: OpenStore | None) -> Store:
     if bucket == store.bucket:
-        return S3Place(store, scratch)
+        return store
     if open_store is None:
         raise UsageError(f"bucket '{bucket}' is not the run's ('{store.bucket}').", fix="Write into the run's bucket, or to a local file.")
-    return S3Place(open_store(bucket), scratch)
+    return open_store(bucket)
 
 
 class _Writer:

@@ -87,6 +87,21 @@ def output_names(out: str, *, partial: bool = False) -> OutputNames:
     return OutputNames(whole, f"{base}.errors.jsonl", f"{whole}.seal.json", "jsonl" if suffix == "jsonl" else "parquet")
 
 
+def companion(names: OutputNames) -> OutputNames:
+    """The output of the other format that shares the errors file: `my.jsonl` of `my.parquet`."""
+    suffix = "jsonl" if names.format == "parquet" else "parquet"
+    out = f"{names.out.removesuffix('.' + names.format)}.{suffix}"
+    return OutputNames(out, names.errors, f"{out}.seal.json", "jsonl" if suffix == "jsonl" else "parquet")
+
+
+def check_dtype(kind: TaskKind, format_: Format, dtype: Dtype) -> None:
+    """Raises UsageError where there are no numbers to write in fewer bits."""
+    if dtype == "float16" and kind != "embed":
+        raise UsageError("--dtype is for embeddings, and this run generates.", fix="Leave it out.")
+    if dtype == "float16" and format_ == "jsonl":
+        raise UsageError("OpenAI's embeddings format has no float16.", fix="Write a .parquet file, or leave out --dtype float16.")
+
+
 class Place(Protocol):
     """Where drafts become outputs."""
 

@@ -52,9 +52,11 @@ from contract.models import (
 from contract.params import COMPLETION_MAX_TOKENS, check_params
 from contract.rows import CompletionUrl, InputDigest, row_digest
 from contract.store import S3Store, Store, get_or_none, probe_mode, put_first, put_object
+from pipelines.collect import check_output
 from pipelines.dataset import DataFile, Reader, Row, find_files, open_reader
 from pipelines.dataset import streams as dataset_streams
-from pipelines.outputs import is_s3, layout_of, output_names
+from pipelines.dataset.rows import check_ways
+from pipelines.outputs import Dtype, check_dtype, is_s3, layout_of, output_names
 from pipelines.pack import CONTEXT_ASSUMED, RULES, TOKENS_OUT, pack, row_tokens
 from pipelines.preflight import Scan, preflight
 from pipelines.prices import Throughput, Work, choose_pace, estimate, output_tokens, reference, worker_seconds
@@ -147,7 +149,7 @@ async def plan_run(
     """
     facts = stack.facts
     endpoint = facts.endpoint_for(request.model, request.task)
-    _check_request(request)
+    check_request(request)
     opened: list[Store] = []
 
     def bucket(name: str) -> Store:
@@ -182,7 +184,7 @@ async def plan_run(
                 )
             )
             try:
-                return await _plan(request, stack, endpoint, store, worker_store, reader, scan, watch, thread, throughput, dry_run)
+                return await _plan(request, stack, endpoint, store, worker_store, reader, scan, watch, thread, throughput, bucket, dry_run)
             finally:
                 scan.close()
     finally:
@@ -210,10 +212,15 @@ def _check_out(request: PlanRequest, files: Sequence[DataFile]) -> None:
         raise UsageError(f"this lies in {inside[0]}, and would be read as data the next time.", where=where, fix=fix)
 
 
-def _check_request(request: PlanRequest) -> None:
+def check_request(request: PlanRequest, *, dtype: Dtype = "float32") -> None:
+    """All that can be told of a request by itself, before a stack is asked or a row is read. Raises UsageError."""
     for option, value in (("--again", request.again), ("--name", request.name)):
         if value is not None and not _NAME.fullmatch(value):
             raise UsageError(f"{option} {value!r} is not a name.", fix="Use up to 40 small letters, digits and hyphens.")
+    if request.budget_usd is not None and not 0 <= request.budget_usd < float("inf"):
+        raise UsageError("--budget must be a sum in dollars.")
+    check_ways(request.rows, request.task)
+    check_dtype(request.task, output_names(request.out).format if request.out is not None else _format(request), dtype)
     if request.rows.limit is not None and request.rows.limit < 1:
         raise UsageError("--limit must be at least 1.")
     if request.pace is not None and request.pace < 1:
@@ -238,6 +245,7 @@ async def _plan(
     watch: frozenset[int],
     thread: _Thread,
     throughput: Throughput | None,
+    bucket: Callable[[str], Store],
     dry_run: bool,
 ) -> PlannedRun:
     facts = stack.facts
@@ -291,6 +299,9 @@ async def _plan(
         budget_usd=request.budget_usd,
         output=OutputSpec(path=request.out, format=_format(request)),
     )
+
+    if request.out is not None:  # a name that is made of the run's is its own
+        notices += await check_output(store, uri.keys, draft, output_names(request.out), open_store=bucket)
 
     def done(plan: Plan, existing: bool, sent: int = 0) -> PlannedRun:
         return PlannedRun(plan, uri, existing, tuple(notices), scan.rest_rows, whole, sent)

@@ -582,13 +582,21 @@ def _messages_of(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return messages
 
 
-def resolve_options(options: RowOptions, task: TaskKind, columns: Sequence[str], where: str) -> RowOptions:
-    """Options with the text column found, if none was named. Raises DatasetError: one sentence that lists the columns."""
+def check_ways(options: RowOptions, task: TaskKind) -> list[str]:
+    """The ways to the text that the options name: one at most, and a template that can be read. Raises UsageError."""
     ways = [way for way in (options.prompt, options.column, options.messages_column) if way is not None]
     if len(ways) > 1:
         raise UsageError("--prompt, --column and --messages-column exclude each other.", fix="Use one of them.")
     if options.messages_column is not None and task == "embed":
         raise UsageError("--messages-column is for --task generate; embeddings are made of text.", fix="Use --column or --prompt.")
+    if options.prompt is not None:
+        Template(options.prompt)
+    return ways
+
+
+def resolve_options(options: RowOptions, task: TaskKind, columns: Sequence[str], where: str) -> RowOptions:
+    """Options with the text column found, if none was named. Raises DatasetError: one sentence that lists the columns."""
+    ways = check_ways(options, task)
     have = ", ".join(columns[:20]) + (", …" if len(columns) > 20 else "") or "none"
     if not ways:
         fitting = [name for name in TEXT_COLUMNS[task] if name in columns]

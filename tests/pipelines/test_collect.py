@@ -431,3 +431,43 @@ async def test_rows_of_many_shards_make_row_groups_of_a_useful_size(tmp_path: Pa
     metadata = pq.read_metadata(tmp_path / "rows.parquet")
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [10, 10, 10, 5]
     assert pq.read_table(tmp_path / "rows.parquet")["row_index"].to_pylist() == list(range(35))
+
+
+# --- what other runs left there ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_output_of_another_run_is_replaced_and_that_is_said(tmp_path: Path) -> None:
+    run = await make_run("embed")
+    assert (await collected(run, tmp_path / "rows.parquet")).notices == ()
+    assert (await collected(run, tmp_path / "rows.parquet")).notices == (), "its own output"
+    seal = tmp_path / "rows.parquet.seal.json"
+    seal.write_text(seal.read_text().replace(run.plan.run, "s3://memory/runs/other"))
+    (said,) = (await collected(run, tmp_path / "rows.parquet")).notices
+    assert said.endswith("replaces the output of run s3://memory/runs/other.")
+    (tmp_path / "mine.jsonl").write_text("by hand\n")
+    (said,) = (await collected(run, tmp_path / "mine.jsonl")).notices
+    assert said.endswith("replaces a file that is no output of a run.")
+
+
+async def test_the_errors_file_of_another_runs_output_that_still_stands_is_not_replaced(tmp_path: Path) -> None:
+    run = await make_run("embed")
+    await collected(run, tmp_path / "my.parquet")
+    await collected(run, tmp_path / "my.jsonl")  # the same run's errors are the same
+    for suffix in ("parquet", "jsonl"):
+        seal = tmp_path / f"my.{suffix}.seal.json"
+        seal.write_text(seal.read_text().replace(run.plan.run, "s3://memory/runs/other"))
+    errors = (tmp_path / "my.errors.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=r"my.errors.jsonl.*failed rows of .*my.parquet.*runs/other.*remove"):
+        await collected(run, tmp_path / "my.jsonl")
+    assert (tmp_path / "my.errors.jsonl").read_bytes() == errors
+    (tmp_path / "my.parquet").unlink()
+    assert len((await collected(run, tmp_path / "my.jsonl")).notices) == 1
+
+
+async def test_what_stands_in_s3_is_looked_at_too() -> None:
+    run = await make_run("embed")
+    out = f"s3://{run.store.bucket}/outputs/rows.parquet"
+    assert (await collect(run.store, run.keys, run.plan, out)).notices == ()
+    assert (await collect(run.store, run.keys, run.plan, out)).notices == ()
+    await run.store.put("outputs/rows.parquet.seal.json", b"{}")
+    assert len((await collect(run.store, run.keys, run.plan, out)).notices) == 1
