@@ -299,12 +299,17 @@ def _hider(env: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the engine end by itself, and then everything of its session."""
+    """Let the engine end by itself, and then everything of its session. Whoever interrupts a second time does not want to wait."""
+    again: KeyboardInterrupt | None = None
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        except KeyboardInterrupt as error:
+            again = error
     deadline = time.monotonic() + (LEFT_S if process.poll() is not None else 0.0)
     while left := session_members(process.pid):
         if time.monotonic() >= deadline:
@@ -316,6 +321,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
         time.sleep(0.02)
     process.wait()
+    if again is not None:
+        raise again
 
 
 def session_members(session: int) -> tuple[int, ...]:

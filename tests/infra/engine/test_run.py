@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ import pytest
 from contract.errors import UsageError
 from infra.review import engine
 from infra.review.engine import Done, EngineError, Preview, Project, pulumi_env, run
+from tests.infra.engine.kit import eventually
 
 Fake = Callable[[str], dict[str, str]]
 
@@ -74,6 +77,25 @@ def test_a_run_over_its_deadline_is_interrupted_first_and_then_ended_with_its_pl
 def test_an_engine_that_saves_its_state_when_interrupted_ends_by_itself(fake: Fake, tmp_path: Path) -> None:
     done = run(["up"], cwd=tmp_path, env=fake("trap 'echo saved; exit 8' INT\nwhile :; do sleep 0.02; done"), timeout_s=0.5)
     assert (done.stdout, done.returncode, done.timed_out) == ("saved\n", 8, True)
+
+
+def test_a_second_interrupt_does_not_wait_for_an_engine_that_does_not_end(fake: Fake, tmp_path: Path) -> None:
+    env = fake(f"trap 'echo 1 >>{tmp_path}/interrupts' INT\necho $$ >{tmp_path}/pid\nwhile :; do sleep 0.02; done")
+    program = (
+        "import sys; from pathlib import Path; from infra.review.engine import run; run(['up'], cwd=Path('.'), env=dict(PATH=sys.argv[1]))"
+    )
+    command = [sys.executable, "-P", "-c", program, env["PATH"]]
+    caller = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "the engine runs")
+        caller.send_signal(signal.SIGINT)
+        eventually((tmp_path / "interrupts").exists, "the engine was told")
+        caller.send_signal(signal.SIGINT)
+        assert caller.wait(timeout=engine.GRACE_S / 2) != 0
+    finally:
+        caller.kill()
+        caller.communicate()
+    assert ended(int((tmp_path / "pid").read_text()))
 
 
 def test_what_a_killed_engine_leaves_behind_is_ended(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
