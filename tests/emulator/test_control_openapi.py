@@ -30,14 +30,14 @@ from emulator import Emulator, EmulatorConfig, ImageConfig, Script
 from tests.emulator.control_kit import COUNT, GPU, endpoint
 from tests.emulator.kit import echo
 
-SPEC = Path(os.environ.get("RUNPOD_OPENAPI") or Path(__file__).parents[3] / "shared" / "reference" / "runpod-rest-v2.openapi.json")
+SPEC = Path(os.environ.get("REST_V2_OPENAPI") or Path(__file__).parents[3] / "shared" / "reference" / "runpod-rest-v2.openapi.json")
 OURS = ("/v2/serverless", "/v2/templates", "/v2/network-volumes", "/v2/registries", "/v2/catalog/", "/v2/billing/serverless")
 GENERATE = [HypothesisPhase.explicit, HypothesisPhase.generate]
 """Without shrinking: a failing request is printed whole, and the emulator has changed meanwhile."""
 CHECKS = [not_a_server_error, content_type_conformance, response_headers_conformance, response_schema_conformance]
 
 if not SPEC.exists():
-    pytest.skip("the official OpenAPI file is not here; RUNPOD_OPENAPI names it", allow_module_level=True)
+    pytest.skip("the official OpenAPI file is not here; REST_V2_OPENAPI names it", allow_module_level=True)
 RAW = json.loads(SPEC.read_text())
 for url in RAW["components"]["schemas"]["QueueBasedRequestUrls"]["properties"].values():
     del url["format"]  # the file's own examples hold `{job_id}`, which no URI may

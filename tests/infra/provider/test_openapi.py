@@ -92,8 +92,8 @@ def test_functions_return_the_catalogs_fields(fields: Sequence[Field], name: str
         assert f.required == (required and not schema.get("nullable")), path
 
 
-OFFICIAL = Path(os.environ.get("RUNPOD_OPENAPI") or Path(__file__).parents[4] / "shared" / "reference" / "runpod-rest-v2.openapi.json")
-official = pytest.mark.skipif(not OFFICIAL.exists(), reason="the official OpenAPI file is not here; RUNPOD_OPENAPI names it")
+OFFICIAL = Path(os.environ.get("REST_V2_OPENAPI") or Path(__file__).parents[4] / "shared" / "reference" / "runpod-rest-v2.openapi.json")
+official = pytest.mark.skipif(not OFFICIAL.exists(), reason="the official OpenAPI file is not here; REST_V2_OPENAPI names it")
 
 
 def validator(name: str) -> Any:
