@@ -86,9 +86,6 @@ def run(
         again=again,
         name=name,
     )
-    where = work.Where(stack, facts)
-    if dry_run:
-        return work.show_plan(where, asked, store=False)
     how = work.Following(
         out=out,
         budget_usd=budget,
@@ -99,6 +96,9 @@ def run(
         dtype=dtype.value,
         allow_mixed_image=allow_mixed_image,
     )
+    where = work.Where(stack, facts)
+    if dry_run:
+        return work.show_plan(where, asked, how, store=False)
     return work.run(where, asked, how)
 
 

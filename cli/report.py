@@ -80,6 +80,11 @@ def plan_record(planned: PlannedRun, *, stored: bool) -> dict[str, Any]:
     return record
 
 
+def renames(found: Collected) -> list[str]:
+    """Columns of the dataset that the output calls otherwise."""
+    return [f"column `{old}` is `{new}` in {found.names.out}: a result column is called `{old}`." for old, new in found.renamed.items()]
+
+
 @dataclass(frozen=True)
 class Report:
     """The end of `run`, `resume` or `submit`. `rest_rows`: rows after --limit, which this run priced by doing the others."""
@@ -162,6 +167,8 @@ def report_record(report: Report) -> dict[str, Any]:
         record |= {"cause": result.cause, "reason": result.reason, "shards_done": result.shards_done, "usd_reserved": result.usd_reserved}
     if collected is not None and collected.missing_rows:
         record["missing"] = collected.missing_rows
+    if collected is not None and collected.renamed:
+        record["renamed"] = collected.renamed
     if report.judged is not None and not report.judged.clean:
         record["findings"] = [str(finding) for finding in report.judged.findings]
     if (whole := report.whole) is not None:

@@ -12,7 +12,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
@@ -22,7 +24,7 @@ from msgspec.structs import replace
 from cli.output import emit, say
 from cli.policy import program, session
 from cli.progress import Progress, Snapshot, shown
-from cli.report import Report, plan_lines, plan_record, report_lines, report_record
+from cli.report import Report, plan_lines, plan_record, renames, report_lines, report_record
 from contract.errors import InfrastructureError, NotFound, UsageError
 from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, check_url, load_stack, secrets_from, state_dir
 from contract.keys import RunUri
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from pipelines.collect import Collected
     from pipelines.follow import DriveResult, Event
     from pipelines.ledger import Ledger
-    from pipelines.plan import PlanEvent, PlannedRun
+    from pipelines.plan import PlanEvent, PlannedRun, PlanRequest
     from pipelines.prices import Throughput
     from pipelines.runs import RunHandle
     from pipelines.verify import VerifyReport
@@ -87,6 +89,10 @@ class Following:
             parse_span(self.deadline)  # said before anything is planned or sent
         if self.webhook_url is not None:
             check_url(self.webhook_url, "--webhook-url")
+        if self.budget_usd is not None and not math.isfinite(self.budget_usd):
+            raise UsageError("is not a sum in dollars.", where=f"--budget {self.budget_usd}")
+        if self.out is not None:
+            check_out(self.out)
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,11 @@ def parse_params(texts: Sequence[str], *, max_tokens: int | None = None, tempera
 def _value(value: str, text: str) -> Any:
     try:
         parsed = json.loads(value)
-    except ValueError:
+    except ValueError as error:
+        if value.lstrip()[:1] in ("[", "{", '"'):
+            raise UsageError(
+                f"begins as JSON and is none ({error}).", where=f"--param {text}", fix="Text that begins so is written as JSON, in quotes."
+            ) from None
         return value
     except RecursionError:
         raise UsageError("is nested too deep.", where=f"--param {text[:40]}…") from None
@@ -361,14 +371,14 @@ def on_rows(progress: Progress, phase: str) -> Callable[[int, int], None]:
 # --- steps ---------------------------------------------------------------------------------------------------------------------------
 
 
-async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: bool) -> PlannedRun:
-    """Plan, and say what is worth saying."""
-    from pipelines.plan import PlanRequest, plan_run
+def check_options(asked: Asked, dtype: Literal["float32", "float16"] = "float32") -> PlanRequest:
+    """What was asked, as planning takes it: all options are judged here, the same ones in every mode, before anything is read or asked."""
+    from pipelines.plan import PlanRequest, check_request
 
     request = PlanRequest(
         dataset=asked.paths,
         task=asked.task,
-        model=served_model(stack, asked),
+        model=asked.model,
         revision=asked.revision,
         params=dict(asked.params),
         rows=RowOptions(
@@ -386,8 +396,17 @@ async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: 
         name=asked.name,
         list_bad_rows_to=state_dir() / "bad-rows.jsonl",
     )
+    check_request(request, dtype=dtype)
     if asked.out is not None:
         check_out(asked.out)
+    return request
+
+
+async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: bool) -> PlannedRun:
+    """Plan, and say what is worth saying."""
+    from pipelines.plan import plan_run
+
+    request = replace_field(check_options(asked), model=served_model(stack, asked))
     throughput = past_throughput(stack, request.model, asked.task, progress)
     store, worker_store = S3Store(stack.secrets.s3), S3Store(stack.secrets.worker_s3)
     try:
@@ -441,9 +460,12 @@ def served_model(stack: Stack, asked: Asked) -> str:
         return str(folder.resolve())
     if asked.model not in served and stack.facts.stack == LOCAL:
         kind = f"{asked.task}:{asked.model}"
+        there = ", ".join(f"{e.name} ({e.model}: {', '.join(e.tasks)})" for e in stack.facts.endpoints) or "none"
+        near = get_close_matches(asked.model, served, n=1)
+        start = f"{program()} local down; {program()} local up --model {shlex.quote(kind)}"
         raise UsageError(
             f"the local stack does not serve model '{asked.model}'.",
-            fix=f"Start it with that model: {program()} local down; {program()} local up --model {shlex.quote(kind)}",
+            fix=f"{f'Did you mean {near[0]}? ' if near else ''}It serves {there}. To start it with that model: {start}",
         )
     return asked.model
 
@@ -503,14 +525,30 @@ def live_limits(stack: Stack, environ: Mapping[str, str] = os.environ) -> Callab
 
 
 async def finish(
-    stack: Stack, run: RunHandle, buckets: Buckets, how: Following, progress: Progress, *, began: float, rest_rows: int = 0
+    stack: Stack,
+    run: RunHandle,
+    buckets: Buckets,
+    how: Following,
+    progress: Progress,
+    *,
+    began: float,
+    rest_rows: int = 0,
+    said: Sequence[str] = (),
 ) -> Report:
-    """Follow, collect and verify; what became of it, whatever stopped it."""
-    from pipelines.collect import collect
+    """Follow, collect and verify; what became of it, whatever stopped it. `said`: notices that were shown already.
+
+    Whether the output can be written is asked before anything is paid for.
+    """
+    from pipelines.collect import check_output, collect, default_out
+    from pipelines.outputs import output_names
     from pipelines.summary import summarize, write_summary
     from pipelines.verify import verify
 
     store = buckets.main
+    names = output_names(how.out or default_out(run.plan))
+    for notice in await check_output(store, run.keys, run.plan, names, dtype=how.dtype, open_store=buckets.other):
+        if notice not in said:
+            progress.note(notice)
     result = await follow_run(stack, run, store, how, progress)
     collected: Collected | None = None
     judged: VerifyReport | None = None
@@ -559,8 +597,9 @@ def begin_run(run: str, where: Where) -> None:
 # --- commands ------------------------------------------------------------------------------------------------------------------------
 
 
-def show_plan(where: Where, asked: Asked, *, store: bool) -> int:
-    """Plan and price; stored for `submit`, or not."""
+def show_plan(where: Where, asked: Asked, how: Following | None = None, *, store: bool) -> int:
+    """Plan and price; stored for `submit`, or not. `how`: what the same command without --dry-run would go on with."""
+    check_options(asked, how.dtype if how else "float32")
 
     async def main() -> PlannedRun:
         stack = await find_stack(where)
@@ -585,6 +624,7 @@ def run(where: Where, asked: Asked, how: Following) -> int:
     from pipelines.runs import load_run
 
     began = time.monotonic()
+    check_options(asked, how.dtype)
 
     async def main() -> Report:
         stack = await find_stack(where)
@@ -595,7 +635,7 @@ def run(where: Where, asked: Asked, how: Following) -> int:
                 progress.note(line)
             async with buckets_of(stack) as buckets:
                 handle = await load_run(buckets.main, planned.uri)
-                return await finish(stack, handle, buckets, how, progress, began=began, rest_rows=planned.rest_rows)
+                return await finish(stack, handle, buckets, how, progress, began=began, rest_rows=planned.rest_rows, said=planned.notices)
 
     return say_report(run_async(main), where)
 
@@ -608,8 +648,6 @@ def resume(where: Where, run: str, how: Following) -> int:
 
     async def main() -> Report:
         stack = await find_stack(where, run)
-        if how.out is not None:
-            check_out(how.out)
         uri = address(stack, run)
         begin_run(uri, where)
         async with buckets_of(stack) as buckets:
@@ -710,6 +748,8 @@ def collect(where: Where, run: str, how: Following) -> int:
 
     plan, found = run_async(main)
     missing = found.missing_rows
+    for notice in (*found.notices, *renames(found)):
+        say(notice)
     if session.json_output:
         emit(
             {
@@ -723,6 +763,8 @@ def collect(where: Where, run: str, how: Following) -> int:
                 "out": found.names.out,
                 "errors": found.names.errors,
                 "seal": found.seal,
+                "renamed": found.renamed,
+                "notices": list(found.notices),
                 "seconds": round(found.seconds, 3),
             }
         )
@@ -781,6 +823,10 @@ def verify(where: Where, run: str, out: str | None, *, inputs: bool) -> int:
             print(line)
     if failure := found.failure():
         say(f"nightbatch: {failure}")
+        if found.output is not None:
+            name = found.run.rsplit("/", 1)[-1]
+            again = f"{program()} collect {name}{where.options} --out {shlex.quote(found.output)}"
+            say(f"next: if only the output file is at fault, this writes it again from storage: {again}")
         return failure.exit_code
     return 0
 

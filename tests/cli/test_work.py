@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from cli import policy, work
+from cli.app import app
 from cli.output import say
 from cli.report import Report, plan_lines, plan_record, report_lines, report_record, usd
 from contract.errors import UsageError
@@ -208,8 +210,52 @@ def test_a_model_folder_may_be_named_as_seen_from_here(tmp_path: Path, monkeypat
 
 
 def test_a_model_that_the_local_stack_does_not_serve_can_be_started() -> None:
-    with pytest.raises(UsageError, match=r"does not serve model 'org/e5'. Start it .* local up --model embed:org/e5"):
+    with pytest.raises(UsageError, match=r"does not serve model 'org/e5'. It serves none. To start it .* local up --model embed:org/e5"):
         work.served_model(STACK, asked("org/e5"))
+
+
+def test_a_mistyped_model_is_answered_with_the_one_that_was_meant() -> None:
+    endpoint = EndpointFacts(name="smollm2", id="1", model="SmolLM2", tasks=("generate",), gpu="x", usd_per_second=0, workers_max=1)
+    stack = Stack(msgspec.structs.replace(STACK.facts, endpoints=(endpoint,)), STACK.secrets)
+    with pytest.raises(UsageError, match=r"'smolm2'. Did you mean smollm2\? It serves smollm2 \(SmolLM2: generate\)"):
+        work.served_model(stack, asked("smolm2"))
+
+
+# --- options -------------------------------------------------------------------------------------------------------------------------
+
+WRONG_OPTIONS = (
+    ["--deadline", "soon"], ["--webhook-url", "nonsense"], ["--param", 'stop=["a"'], ["--param", "top_p=7"], ["--param", "foo=1"],
+    ["--dtype", "float16"], ["--out", "/nowhere/at/all.jsonl"], ["--out", "answers.txt"], ["--again", "No Name"], ["--prompt", "x {"],
+    ["--column", "a", "--messages-column", "b"], ["--budget", "inf"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("mode", ["run", "run --dry-run", "plan"])
+def test_a_wrong_option_is_refused_first_in_every_mode(mode: str, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if mode == "plan" and options[0] in ("--deadline", "--webhook-url", "--dtype"):
+        pytest.skip("no option of plan")
+
+    async def too_late(*_: object) -> None:
+        raise AssertionError("the stack was asked")
+
+    monkeypatch.setattr(work, "find_stack", too_late)
+    command = [*mode.split(), "rows.jsonl", "--task", "generate", "--model", "m", *options]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 2
+    assert "nightbatch: " in found.stderr
+    assert options[0] in found.stderr or options[1] in found.stderr
+
+
+def test_right_options_pass_the_first_check_and_the_stack_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def asked_for(*_: object) -> None:
+        raise UsageError("the stack was asked.")
+
+    monkeypatch.setattr(work, "find_stack", asked_for)
+    monkeypatch.chdir(tmp_path)
+    options = ["--out", "a.parquet", "--dtype", "float16", "--deadline", "6h", "--webhook-url", "https://a.example", "--budget", "1"]
+    found = CliRunner().invoke(app, ["run", "rows.jsonl", "--task", "embed", "--model", "m", *options, "--dry-run"])
+    assert found.stderr == "nightbatch: the stack was asked.\n"
 
 
 # --- reports -------------------------------------------------------------------------------------------------------------------------
