@@ -323,6 +323,8 @@ def images_of(text: str, where: str) -> tuple[Spot, ...]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise UsageError(f"is not YAML ({str(error).splitlines()[0]}).", where=where) from None
+    except RecursionError:
+        raise UsageError("is not YAML that can be read (nested too deep).", where=where) from None
     endpoints = _child(_child(root, "config"), f"{PROJECT}:endpoints")
     if not isinstance(endpoints, yaml.SequenceNode):
         raise UsageError(f"has no list {PROJECT}:endpoints.", where=where, fix="Is it a stack file? See docs/infrastructure.md.")

@@ -283,6 +283,8 @@ _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _DATA_CENTER: Final = r"[A-Z]{2,3}(-[A-Z]{2})?-[0-9]{1,2}"
 _MISSING: Final[Any] = object()
+MOST: Final = 2**53
+"""No setting is larger: the engine's numbers are doubles, and above this they are no longer what was written."""
 
 
 class _Reader:
@@ -348,7 +350,7 @@ class _Reader:
         if value is _MISSING:
             return None
         number = int(value) if isinstance(value, float) and value.is_integer() else value
-        if isinstance(number, bool) or not isinstance(number, int) or number < least or (most is not None and number > most):
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= (MOST if most is None else most):
             span = f"from {least} to {most}" if most is not None else f"of {least} or more"
             self.note(key, f"must be a whole number {span}, not {_shown(value)}")
             return None
@@ -358,7 +360,7 @@ class _Reader:
         value = self._get(key, False)
         if value is _MISSING:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or math.isinf(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= min(most, MOST):
             span = f"from {least:g} to {most:g}" if most != math.inf else f"of {least:g} or more"
             self.note(key, f"must be a number {span}, not {_shown(value)}")
             return None
@@ -471,7 +473,7 @@ def _decoded(key: str, value: Any, problems: list[Problem]) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or more digits or more levels than any setting has
         if key in KEYS:
             wanted = "true or false" if key == "production" else "a list or a map"
             problems.append(Problem(f"{PROJECT}:{key}", f"must be {wanted}, not text"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json as jsonlib
+import math
 import os
 import random
 import time
@@ -22,6 +23,7 @@ from typing import Any, Final, Self
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from contract.errors import UsageError
 from infra.provider.errors import Denied, NotFound, RestError, TooManyRequests, Unreachable
@@ -53,8 +55,12 @@ def clean_base_url(text: str | None = None, environ: Mapping[str, str] | None = 
     """REST v2's base without `/v2` and without a closing slash: `text`, else RUNPOD_API_BASE_URL, else RunPod's own host."""
     environ = os.environ if environ is None else environ
     url = (text or environ.get(BASE_URL_ENV) or API_BASE_URL).strip().rstrip("/").removesuffix("/v2").rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # half an IPv6 address, a port that is none
+        usable = False
+    if not usable or parts.username or parts.query or parts.fragment:
         raise UsageError(
             "is not the URL of an API.", where=f"{BASE_URL_ENV}, or baseUrl of the provider", fix=f"An example: {API_BASE_URL}"
         )
@@ -70,9 +76,24 @@ def retry_after(value: str | None, now: float | None = None) -> float | None:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
     return max(0.0, seconds) if seconds == seconds else None
+
+
+def loads(data: bytes | str) -> Any:
+    """Somebody else's JSON. Raises ValueError, and nothing else: also for numbers that are none (NaN, 1e999), and nesting without end."""
+    try:
+        return jsonlib.loads(data, parse_constant=_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number")
+    return number
 
 
 class RestClient:
@@ -210,7 +231,7 @@ class RestClient:
         if not data.strip():
             return None
         try:
-            return jsonlib.loads(data)
+            return loads(data)
         except ValueError:
             raise Unreachable("RunPod's answer is not JSON.", maybe_done=True, where=where) from None
 
@@ -234,7 +255,7 @@ class RestClient:
     def _problem(self, data: bytes) -> tuple[str, str, tuple[str, ...]]:
         """title, detail and errors of an RFC 9457 answer; whatever else it was, shortened and without the key."""
         try:
-            problem = jsonlib.loads(data)
+            problem = loads(data)
         except ValueError:
             return "", self._hide(data[: MAX_TEXT * 4].decode(errors="replace")), ()
         if not isinstance(problem, dict):
@@ -248,12 +269,21 @@ class RestClient:
         return self._hide(str(title)), self._hide(str(detail)), tuple(missing or sentences)
 
     async def _list(self, path: str, key: str, query: Mapping[str, Any] | None = None) -> list[Json]:
-        return list(_member(await self.request("GET", path, query=query, retry=True), key, list, f"GET {path}"))
+        found = _member(await self.request("GET", path, query=query, retry=True), key, list, f"GET {path}")
+        for one in found:
+            _check_shape(one, f"GET {path}", maybe_done=False)
+        return list(found)
 
     async def _object(self, method: str, path: str, *, json: Any = None, retry: bool = True) -> Json:
         answer = await self.request(method, path, json=json, retry=retry)
-        if not isinstance(answer, dict):
-            raise Unreachable("RunPod's answer is not an object.", maybe_done=method != "GET", where=f"{method} {path}")
+        _check_shape(answer, f"{method} {path}", maybe_done=method != "GET")
+        return dict(answer)
+
+    async def _known(self, method: str, path: str, resource_id: str, *, json: Any = None) -> Json:
+        """The resource of this id: an answer about nothing, or about another, would be taken for drift."""
+        answer = await self._object(method, path, json=json)
+        if answer.get("id") != resource_id:
+            raise Unreachable(f"RunPod's answer is not about {resource_id}.", maybe_done=method != "GET", where=f"{method} {path}")
         return answer
 
     # --- serverless endpoints ------------------------------------------------------------------------------------------------------
@@ -263,7 +293,7 @@ class RestClient:
         return await self._list("/v2/serverless", "endpoints")
 
     async def get_endpoint(self, endpoint_id: str) -> Json:
-        return await self._object("GET", f"/v2/serverless/{_id(endpoint_id)}")
+        return await self._known("GET", f"/v2/serverless/{_id(endpoint_id)}", endpoint_id)
 
     async def create_endpoint(self, body: Mapping[str, Any]) -> Json:
         """Unreachable.maybe_done: look for it before making another."""
@@ -271,7 +301,7 @@ class RestClient:
 
     async def update_endpoint(self, endpoint_id: str, body: Mapping[str, Any]) -> Json:
         """Only the fields of `body` change; `env` is replaced whole. The endpoint as it then is."""
-        return await self._object("PATCH", f"/v2/serverless/{_id(endpoint_id)}", json=body)
+        return await self._known("PATCH", f"/v2/serverless/{_id(endpoint_id)}", endpoint_id, json=body)
 
     async def delete_endpoint(self, endpoint_id: str) -> None:
         """Also deletes the template that is bound to it, ends its workers and cancels its jobs (OpenAPI, deleteEndpoint)."""
@@ -279,7 +309,13 @@ class RestClient:
 
     async def list_workers(self, endpoint_id: str) -> Json:
         """{workers, summary, endpointVersion}; workers that were scaled down are not in it."""
-        return await self._object("GET", f"/v2/serverless/{_id(endpoint_id)}/workers")
+        where = f"/v2/serverless/{_id(endpoint_id)}/workers"
+        answer = await self.request("GET", where, retry=True)
+        summary = _member(answer, "summary", dict, f"GET {where}")
+        _member(answer, "workers", list, f"GET {where}")
+        if not all(isinstance(count, int) for count in summary.values()) or "running" not in summary:
+            raise Unreachable("RunPod's answer does not say how many workers run.", maybe_done=False, where=f"GET {where}")
+        return dict(answer)
 
     async def list_releases(self, endpoint_id: str) -> Json:
         """{releases, rollout, endpointVersion}, newest first."""
@@ -307,7 +343,7 @@ class RestClient:
                         break
                     if raw.startswith(b"data:"):
                         lines.append(_log_line(raw[5:].decode(errors="replace").strip()))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, TimeoutError, OSError, ValueError) as error:
             if not lines:
                 raise Unreachable(f"the worker's log could not be read ({type(error).__name__}).", maybe_done=False, where=where) from None
         return lines
@@ -318,14 +354,14 @@ class RestClient:
         return await self._list("/v2/templates", "templates")
 
     async def get_template(self, template_id: str) -> Json:
-        return await self._object("GET", f"/v2/templates/{_id(template_id)}")
+        return await self._known("GET", f"/v2/templates/{_id(template_id)}", template_id)
 
     async def create_template(self, body: Mapping[str, Any]) -> Json:
         return await self._object("POST", "/v2/templates", json=body, retry=False)
 
     async def update_template(self, template_id: str, body: Mapping[str, Any]) -> Json:
         """Reaches no endpoint that was made from it: an endpoint takes a template's content once."""
-        return await self._object("PATCH", f"/v2/templates/{_id(template_id)}", json=body)
+        return await self._known("PATCH", f"/v2/templates/{_id(template_id)}", template_id, json=body)
 
     async def delete_template(self, template_id: str) -> None:
         """400 while an endpoint or a pod is bound to it."""
@@ -335,13 +371,13 @@ class RestClient:
         return await self._list("/v2/network-volumes", "networkVolumes")
 
     async def get_network_volume(self, volume_id: str) -> Json:
-        return await self._object("GET", f"/v2/network-volumes/{_id(volume_id)}")
+        return await self._known("GET", f"/v2/network-volumes/{_id(volume_id)}", volume_id)
 
     async def create_network_volume(self, body: Mapping[str, Any]) -> Json:
         return await self._object("POST", "/v2/network-volumes", json=body, retry=False)
 
     async def update_network_volume(self, volume_id: str, body: Mapping[str, Any]) -> Json:
-        return await self._object("PATCH", f"/v2/network-volumes/{_id(volume_id)}", json=body)
+        return await self._known("PATCH", f"/v2/network-volumes/{_id(volume_id)}", volume_id, json=body)
 
     async def delete_network_volume(self, volume_id: str) -> None:
         await self.request("DELETE", f"/v2/network-volumes/{_id(volume_id)}", retry=True)
@@ -351,7 +387,7 @@ class RestClient:
 
     async def get_registry(self, registry_id: str) -> Json:
         """{id, name}: user name and password are never returned."""
-        return await self._object("GET", f"/v2/registries/{_id(registry_id)}")
+        return await self._known("GET", f"/v2/registries/{_id(registry_id)}", registry_id)
 
     async def create_registry(self, body: Mapping[str, Any]) -> Json:
         return await self._object("POST", "/v2/registries", json=body, retry=False)
@@ -410,13 +446,34 @@ def _id(text: str) -> str:
 def _member(answer: Any, key: str, kind: type, where: str) -> Any:
     value = answer.get(key) if isinstance(answer, dict) else None
     if not isinstance(value, kind):
-        raise Unreachable(f"RunPod's answer has no list '{key}'.", maybe_done=False, where=where)
+        raise Unreachable(f"RunPod's answer has no {'list' if kind is list else 'object'} '{key}'.", maybe_done=False, where=where)
     return value
+
+
+_PARTS: Final[Mapping[str, type]] = {
+    "env": dict,
+    "workers": dict,
+    "scaling": dict,
+    "gpu": dict,
+    "cpu": list,
+    "ports": list,
+    "dataCenterIds": list,
+    "networkVolumes": list,
+}
+
+
+def _check_shape(answer: Any, where: str, *, maybe_done: bool) -> None:
+    """An object, whose parts are what the OpenAPI file says, or null. Else Unreachable: it says nothing of what is live."""
+    if not isinstance(answer, dict):
+        raise Unreachable("RunPod's answer is not an object.", maybe_done=maybe_done, where=where)
+    for name, kind in _PARTS.items():
+        if not isinstance(answer.get(name), kind | None):
+            raise Unreachable(f"RunPod's answer has '{name}' in another shape than documented.", maybe_done=maybe_done, where=where)
 
 
 def _log_line(text: str) -> Json:
     try:
-        line = jsonlib.loads(text)
+        line = loads(text)
     except ValueError:
         line = None
     return line if isinstance(line, dict) else {"source": "", "line": text, "ts": ""}

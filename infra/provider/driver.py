@@ -336,7 +336,7 @@ class Driver:
             live = await self._patch(ENDPOINT, endpoint_id, content)
         except NotFound:
             raise
-        except (NightbatchError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:  # whatever it was: no endpoint is left without workers
             try:
                 await asyncio.shield(self._patch(ENDPOINT, endpoint_id, {"workers": back}))
             except NightbatchError as second:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from contract.errors import AccessDenied, AlreadyExists, InfrastructureError, Ni
 from contract.facts import EndpointFacts, Stack
 from contract.protocol import Health
 from contract.store import Store, probe_mode
-from infra.provider.client import API_BASE_URL, BASE_URL_ENV, NotFound, clean_base_url
+from infra.provider.client import API_BASE_URL, BASE_URL_ENV, NotFound, clean_base_url, loads
 from infra.review.observed import (
     AccountSeen,
     EndpointSeen,
@@ -163,7 +162,12 @@ class HttpDataPlane:
                     return None
                 if answer.status != 200:
                     raise InfrastructureError(f"RunPod answered {answer.status}.", where=url, fix=_fix(answer.status))
-                found = json.loads(await answer.content.read(MAX_ANSWER))
+                data = bytearray()
+                async for chunk in answer.content.iter_chunked(1 << 16):  # read() gives what has come so far
+                    data += chunk
+                    if len(data) > MAX_ANSWER:
+                        raise InfrastructureError("RunPod's answer is longer than any of its own.", where=url)
+                found = loads(bytes(data))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise InfrastructureError(f"RunPod did not answer ({type(error).__name__}).", where=url, fix="Is the network up?") from None
         except ValueError:
@@ -196,7 +200,7 @@ class Gathering:
             self.unread.append(Unread(what, f"no answer within {self.deadline_s:.0f} s."))
         except NightbatchError as error:
             self.unread.append(Unread(what, str(error)))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             self.unread.append(Unread(what, f"the answer has another shape than documented ({type(error).__name__}: {error})."))
         return default
 

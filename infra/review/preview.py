@@ -33,7 +33,7 @@ from infra.review.changes import (
     outputs,
     stack_outputs,
 )
-from infra.settings import POOLS, PROJECT
+from infra.settings import MOST, POOLS, PROJECT
 
 LIMIT: Final = 65_000
 """Bytes of a report. GitHub takes 65,536 characters in a comment; the rest is for the marker and the link that the comment adds."""
@@ -192,10 +192,10 @@ def prices_of(digest: Json) -> dict[str, float]:
     said_so = (digest.get("config") or {}).get(f"{PROJECT}:gpuPrices")
     try:
         own = json.loads(said_so) if isinstance(said_so, str) else said_so
-    except ValueError:
+    except (ValueError, RecursionError):
         own = None
-    if isinstance(own, Mapping):
-        found |= {str(pool): float(price) for pool, price in own.items() if isinstance(price, int | float)}
+    if isinstance(own, Mapping):  # what is no price is refused by the settings, and said there
+        found |= {str(pool): float(price) for pool, price in own.items() if isinstance(price, int | float) and 0 <= price <= MOST}
     return found
 
 

@@ -129,7 +129,7 @@ async def _look(rest: Rest, endpoint: str, name: str) -> tuple[Cut, Mapping[str,
     try:
         answer = await rest.get_endpoint(found.id)
         live = live_endpoint(answer)
-    except (NightbatchError, KeyError, TypeError, ValueError) as error:
+    except (NightbatchError, KeyError, TypeError, ValueError, OverflowError) as error:
         return replace(found, error=str(error)), {}
     return replace(found, before=(live.workers_min, live.workers_max), after=live.workers_max), answer["workers"]
 
@@ -141,7 +141,7 @@ async def _set(rest: Rest, cut: Cut, workers: Mapping[str, Any], least: int, mos
         # All of `workers`, as it was told: whether RunPod merges a partial object is not documented.
         answer = await rest.update_endpoint(cut.id, {"workers": {**workers, "min": least, "max": most}})
         after = live_endpoint(answer).workers_max
-    except (NightbatchError, KeyError, TypeError, ValueError) as error:
+    except (NightbatchError, KeyError, TypeError, ValueError, OverflowError) as error:
         return replace(cut, error=str(error))
     if after != most:
         return replace(cut, after=after, error=f"RunPod was told workers.max {most} and says {after}.")

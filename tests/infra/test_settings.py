@@ -324,3 +324,13 @@ def test_plans_know_the_speed_of_every_pool_that_is_known() -> None:
     from pipelines.prices import TERAFLOPS
 
     assert set(POOLS) <= set(TERAFLOPS)
+
+
+def test_numbers_and_nesting_beyond_all_measure_are_said_to_be_wrong() -> None:
+    huge = 10**400
+    assert problems(rules={"maxUsdPerHour": huge, "maxWorkers": huge})[0].startswith("nightbatch:rules.maxUsdPerHour: must be a number")
+    assert problems(gpuPrices={"ADA_24": huge})[0].startswith("nightbatch:gpuPrices.ADA_24: must be")
+    assert [text.split(":")[0] for text in problems_of(workers={"peak": huge})] == ["workers.peak"]
+    assert problems_of(scaler={"type": "REQUEST_COUNT", "value": huge})[0].startswith("scaler.value: must be a whole number")
+    for text in ("[" * 100_000, f'{{"maxWorkers": {"1" * 5000}}}'):
+        assert problems(rules=text) == ["nightbatch:rules: must be a list or a map, not text"]

@@ -65,11 +65,18 @@ def test_the_base_url_comes_from_the_environment_and_a_bad_one_is_a_usage_error(
             clean_base_url(bad, {})
 
 
+@pytest.mark.parametrize("text", ["http://[::1", "http://h:port", "http://h:99999", "http://h\x00", "http://\ud800"])
+def test_what_is_no_address_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        clean_base_url(text, {})
+
+
 def test_retry_after_is_seconds_or_a_date() -> None:
     assert retry_after("7") == 7
     assert retry_after("Mon, 30 Nov 2026 00:00:10 GMT", now=1796083200.0) == pytest.approx(10, abs=86400 * 2)
     assert retry_after("-3") == 0
     assert [retry_after(text) for text in (None, "soon", "nan", "")] == [None] * 4
+    assert retry_after(f"Mon, {'9' * 20} Jan 2020 00:00:00 GMT") is None
 
 
 async def test_retry_after_is_honoured_by_every_request_of_the_client(cloud: Cloud) -> None:
@@ -176,6 +183,63 @@ async def test_a_workers_log_is_read_to_its_tail_though_the_stream_never_ends() 
     async with served(stream) as url, RestClient(url, KEY) as client:
         lines = await client.worker_logs("ep1", "w1", tail=3)
     assert [line["line"] for line in lines] == ["line 0", "line 1", "line 2"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "null",
+        "{}",
+        '{"id": "ep2"}',
+        '{"id": "ep1", "workers": "many"}',
+        '{"id": "ep1", "gpu": [1]}',
+        '{"id": "ep1", "timeout": 1e999}',
+        '{"id": "ep1", "timeout": NaN}',
+    ],
+)
+async def test_an_answer_about_something_else_is_no_answer(text: str) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="application/json")
+
+    async with served(answer) as url, RestClient(url, KEY) as client:
+        with pytest.raises(Unreachable):
+            await client.get_endpoint("ep1")
+        with pytest.raises(Unreachable) as changed:
+            await client.update_endpoint("ep1", {})
+        assert changed.value.maybe_done
+
+
+@pytest.mark.parametrize("text", ["{}", '{"workers": [], "summary": {}}', '{"workers": [], "summary": {"running": "none"}}'])
+async def test_an_answer_that_does_not_say_how_many_workers_run_does_not_say_none(text: str) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="application/json")
+
+    async with served(answer) as url, RestClient(url, KEY) as client:
+        with pytest.raises(Unreachable):
+            await client.list_workers("ep1")
+
+
+@pytest.mark.parametrize("items", ["1, null", '{"id": "ep1", "workers": 3}'])
+async def test_a_list_of_anything_else_is_no_list(items: str) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=f'{{"endpoints": [{items}]}}', content_type="application/json")
+
+    async with served(answer) as url, RestClient(url, KEY) as client:
+        with pytest.raises(Unreachable):
+            await client.list_endpoints()
+
+
+async def test_a_log_line_without_end_is_an_unread_log() -> None:
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + b"x" * (1 << 20))
+        return response
+
+    async with served(stream) as url, RestClient(url, KEY) as client:
+        with pytest.raises(Unreachable):
+            await client.worker_logs("ep1", "w1")
 
 
 async def test_an_id_cannot_reach_another_path(cloud: Cloud) -> None:
