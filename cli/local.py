@@ -52,7 +52,7 @@ def up(models: Sequence[str] = (), *, pulumi: bool = False) -> int:
     lacking = [model for model in models if not any(parse_model(model)[0] in pair for pair in have)]
     if lacking:
         raise UsageError(
-            f"the local stack runs already, without {', '.join(lacking)}.", fix="Stop it (nightbatch local down), then start it again."
+            f"the local stack runs already, without {', '.join(lacking)}.", fix=f"Stop it ({program()} local down), then start it again."
         )
     return show(status)
 
@@ -78,7 +78,7 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
         config = local.default_config(directory, worker_python=sys.executable, code=ROOT)
         if not state_path(directory).exists():
             raise UsageError(
-                "the local stack runs already, and Pulumi did not make it.", fix="Stop it (nightbatch local down), then start it again."
+                "the local stack runs already, and Pulumi did not make it.", fix=f"Stop it ({program()} local down), then start it again."
             )
     status = local.up(without_endpoints(config), on_progress=say)
     stack = local.stack(directory)
@@ -189,12 +189,12 @@ def show(status: LocalStatus, *, by_pulumi: bool = False) -> int:
         emit(record)
         return 0
     if status.state != "running":
-        print(f"the local stack is {status.state}" + ("" if status.state == "starting" else "; start it with: nightbatch local up"))
+        print(f"the local stack is {status.state}" + ("" if status.state == "starting" else f"; start it with: {program()} local up"))
         return 0
     print(f"the local stack is running (process {status.pid}{', endpoints made by pulumi up' if by_pulumi else ''})")
     print(f"  RunPod   {status.api_url}")
     print(f"  S3       {status.s3_url}, bucket {status.bucket}")
-    print(f"  log      {status.log}")
+    print(f"  log      {status.log}; each worker's own: {Path(status.directory) / local.LOGS}/ENDPOINT/WORKER.log")
     for endpoint in record["endpoints"]:
         workers = ", ".join(f"{count} {state}" for state, count in sorted(endpoint["workers"].items())) or "no workers"
         print(
@@ -203,6 +203,25 @@ def show(status: LocalStatus, *, by_pulumi: bool = False) -> int:
             f"{endpoint['billed_s']} s billed, ${endpoint['usd']:.5f}"
         )
     return 0
+
+
+def last_words(endpoint: str, directory: Path | None = None) -> tuple[str, Path] | None:
+    """Of the last worker of an endpoint that ended before it asked for work: the last line of its log, and the log. None: there is none."""
+    from emulator import local
+
+    directory = directory or local.local_dir()
+    died = re.compile(rf"worker (\S+) of {re.escape(endpoint)} is unhealthy: (.*)")
+    found: re.Match[str] | None = None
+    try:
+        for line in (directory / local.LOG).read_text(errors="replace").splitlines():
+            found = died.search(line) or found
+        if found is None:
+            return None
+        log = directory / local.LOGS / endpoint / f"{found[1]}.log"
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:  # no log, nothing to tell
+        return None
+    return (lines[-1] if lines else found[2]), log
 
 
 # --- workers and models --------------------------------------------------------------------------------------------------------------

@@ -351,6 +351,24 @@ def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
     return show
 
 
+def on_dying_workers(stack: Stack, endpoint: str, progress: Progress, then: Callable[[Event], None]) -> Callable[[Event], None]:
+    """On this machine a worker that cannot start can be asked why: its log is here. Says each reason once."""
+    if stack.facts.stack != LOCAL:
+        return then
+    from cli.local import last_words
+
+    said: set[str] = set()
+
+    def show(event: Event) -> None:
+        then(event)
+        workers = getattr(event, "workers", None)
+        if workers is not None and workers.unhealthy and (found := last_words(endpoint)) is not None and found[0] not in said:
+            said.add(found[0])
+            progress.note(f"a worker of {endpoint} ended before it was ready; the last line of its log ({found[1]}): {found[0]}")
+
+    return show
+
+
 def facts_of(event: Any) -> tuple[str, ...]:
     """Shards, workers and dollars of a moment."""
     shards = event.shards
@@ -495,7 +513,7 @@ async def follow_run(stack: Stack, run: RunHandle, store: S3Store, how: Followin
                 stack=stack,
                 jobs=jobs,
                 store=store,
-                events=on_follow(progress, run.plan),
+                events=on_dying_workers(stack, run.plan.infra.endpoint, progress, on_follow(progress, run.plan)),
                 budget_usd=how.budget_usd,
                 pace=how.pace,
                 deadline=store.now() + parse_span(how.deadline) if how.deadline else None,

@@ -34,6 +34,8 @@ DOWN_TIMEOUT_S: Final = 30.0
 CONFIG: Final = "config.json"
 LOCK: Final = "emulator.lock"
 LOG: Final = "emulator.log"
+LOGS: Final = "logs"
+"""Folder of the workers' own: `logs/ENDPOINT/WORKER.log`."""
 PROGRESS: Final = "progress: "
 """Lines of the log that begin so are for the person who waits."""
 

@@ -57,6 +57,22 @@ def test_further_models_become_endpoints_with_names_of_their_own(tmp_path: Path)
     assert made["my-model"].model == str(folder)
 
 
+def test_the_last_words_of_a_worker_that_could_not_start_are_found(tmp_path: Path) -> None:
+    assert local.last_words("tiny", tmp_path) is None
+    (tmp_path / "emulator.log").write_text(
+        "10:00 WARNING worker aa of tiny is unhealthy: ended with exit code 1 before it asked for work\n"
+        "10:01 WARNING worker bb of tiny is unhealthy: ended with exit code 1 before it asked for work\n"
+        "10:02 WARNING worker cc of tiny-2 is unhealthy: ended with exit code 3 before it asked for work\n"
+    )
+    assert local.last_words("tiny", tmp_path) is None, "its log is gone"
+    log = tmp_path / "logs" / "tiny" / "bb.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("loading\nworker: the model has no config.json.\n\n")
+    assert local.last_words("tiny", tmp_path) == ("worker: the model has no config.json.", log)
+    log.write_text("")
+    assert local.last_words("tiny", tmp_path) == ("ended with exit code 1 before it asked for work", log)
+
+
 def test_a_worker_python_that_is_none_is_a_mistake_of_the_user() -> None:
     with pytest.raises(UsageError, match="NIGHTBATCH_WORKER_PYTHON=/nowhere: is not a program"):
         local.worker_python({"NIGHTBATCH_WORKER_PYTHON": "/nowhere"})

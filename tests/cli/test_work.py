@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from cli import policy, work
 from cli.app import app
 from cli.output import say
+from cli.progress import Lines, Quiet
 from cli.report import Report, plan_lines, plan_record, report_lines, report_record, usd
 from contract.errors import UsageError
 from contract.facts import EndpointFacts, Stack, StackFacts, StackSecrets, StoreFacts
@@ -33,8 +36,10 @@ from contract.models import (
     StorePin,
     TaskSpec,
 )
+from contract.protocol import Health, budget_needed, rules_for
 from pipelines.collect import Collected, Failure
-from pipelines.follow import DriveResult
+from pipelines.follow import DriveResult, Ended
+from pipelines.follow import Progress as FollowProgress
 from pipelines.outputs import output_names
 from pipelines.plan import PlannedRun
 
@@ -219,6 +224,34 @@ def test_a_mistyped_model_is_answered_with_the_one_that_was_meant() -> None:
     stack = Stack(msgspec.structs.replace(STACK.facts, endpoints=(endpoint,)), STACK.secrets)
     with pytest.raises(UsageError, match=r"'smolm2'. Did you mean smollm2\? It serves smollm2 \(SmolLM2: generate\)"):
         work.served_model(stack, asked("smolm2"))
+
+
+def test_what_a_dying_worker_of_this_machine_said_last_is_shown_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("cli.local.last_words", lambda endpoint: (f"no such model for {endpoint}", tmp_path / "w.log"))
+    seen: list[Any] = []
+    stream = io.StringIO()
+    show = work.on_dying_workers(STACK, "tiny", Lines(stream), seen.append)
+    for unhealthy in (0, 1, 1):
+        show(follow_progress(Health(unhealthy=unhealthy)))
+    assert len(seen) == 3
+    assert stream.getvalue().count("no such model for tiny") == 1
+    elsewhere = Stack(msgspec.structs.replace(STACK.facts, stack="prod"), STACK.secrets)
+    assert work.on_dying_workers(elsewhere, "tiny", Lines(stream), show) is show
+
+
+def follow_progress(workers: Health) -> FollowProgress:
+    return FollowProgress(
+        rows=1,
+        ok=0,
+        failed=0,
+        shards={},
+        attempts=1,
+        workers=workers,
+        worker_seconds=0.0,
+        usd_estimated=0.0,
+        usd_reserved=0.0,
+        elapsed_s=1.0,
+    )
 
 
 # --- options -------------------------------------------------------------------------------------------------------------------------
