@@ -36,7 +36,7 @@ from contract.models import (
     StorePin,
     TaskSpec,
 )
-from contract.protocol import Health, budget_needed, rules_for
+from contract.protocol import Health
 from pipelines.collect import Collected, Failure
 from pipelines.follow import DriveResult, Ended
 from pipelines.follow import Progress as FollowProgress
