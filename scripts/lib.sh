@@ -192,6 +192,13 @@ nb_client_env() {
   mkdir -p "$NB_ROOT/.work" && printf '%s\n' "$NB_VENV" >"$pointer.$$" && mv -f "$pointer.$$" "$pointer"
 }
 
+# nb_noted NAME: whether this clone has used that environment, of whatever lock, and it is still there.
+nb_noted() {
+  local noted
+  { IFS= read -r noted <"$NB_ROOT/.work/$1.env"; } 2>/dev/null || return 1
+  case $noted in "$NB_CACHE"/*) [ -f "$noted/.complete" ] ;; *) return 1 ;; esac
+}
+
 # nb_which_env: sets NB_ENV to the environment that ./nightbatch runs in: the one that NIGHTBATCH_ENV names; else `submit` where
 # this clone, or else this machine, has only that one; else `client`.
 nb_which_env() {
@@ -199,7 +206,9 @@ nb_which_env() {
     client | submit) NB_ENV=$NIGHTBATCH_ENV ;;
     '')
       NB_ENV=client
-      if [ -f "$NB_ROOT/.work/client.env" ]; then return 0; fi
+      if nb_noted client; then return 0; fi
+      if nb_noted submit; then NB_ENV=submit; return 0; fi
+      if [ -f "$NB_ROOT/.work/client.env" ]; then return 0; fi # both were deleted
       if [ -f "$NB_ROOT/.work/submit.env" ] || { ! nb_find_env client && nb_find_env submit; }; then NB_ENV=submit; fi ;;
     *) nb_say "NIGHTBATCH_ENV is '$NIGHTBATCH_ENV'; it must be client or submit, or not set"; exit 2 ;;
   esac

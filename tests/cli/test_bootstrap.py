@@ -262,6 +262,11 @@ def test_the_wrapper_runs_in_the_submit_environment_where_only_that_was_made(clo
     assert clone.bootstrap()[0] == 0
     assert clone.runs_in() == "client"  # whoever made the whole one wants it
     assert "next: NIGHTBATCH_ENV=submit ./nightbatch" in clone.bootstrap("submit")[2]
+    for whole in clone.cache.glob("client-*"):
+        shutil.rmtree(whole)
+    assert clone.runs_in() == "submit"  # the whole one was deleted
+    shutil.rmtree(clone.cache)
+    assert clone.runs_in() == "client"  # and now both
 
 
 def test_the_environment_of_the_wrapper_can_be_named(clone: Clone) -> None:
