@@ -34,6 +34,10 @@ Outcome = Literal["won", "lost", "already", "fenced", "mismatch", "expired", "cr
 """How an execution ended (PROTOCOL.md, A worker's execution)."""
 
 
+REFUSAL: Final = "refused: "
+"""How the error of a job begins that a worker will never take, because the job itself is not as it must be: no client sends it again."""
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every model here."""
 
@@ -312,6 +316,8 @@ class AttemptNote(Model, frozen=True, kw_only=True):
     state: AttemptEnd
     job_id: str | None = None
     cause: str | None = None
+    error: str | None = None
+    """Why its job failed, in the worker's words, without secrets."""
     at: Instant
 
 

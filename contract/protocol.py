@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Final, Literal
 
 from contract.models import (
+    REFUSAL,
     AttemptNote,
     Commit,
     Control,
@@ -40,7 +41,7 @@ WINDOW_FACTOR: Final = 3
 
 TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMED_OUT"})
 """Job states after which RunPod does nothing more with a job (job-states.mdx)."""
-HARMLESS: Final = frozenset({"fenced", "expired", "credentials", "already", "cancelled", "yielded", "not_sent"})
+HARMLESS: Final = frozenset({"fenced", "expired", "credentials", "already", "cancelled", "yielded", "not_sent", "refused"})
 """Causes of death that say nothing against the shard: they do not count towards its limit of attempts."""
 PAUSING: Final = {
     "credentials": "the workers may not read and write the run with the keys in s3Config: give them keys that may, then resume.",
@@ -48,7 +49,7 @@ PAUSING: Final = {
     "mismatch": "the workers see another plan at the run's address: is their bucket the stack's?",
 }
 """Causes of death that sending again cannot cure."""
-UNSPENT: Final = frozenset({"completed", "cancelled", "fenced", "expired", "credentials", "already", "mismatch"})
+UNSPENT: Final = frozenset({"completed", "cancelled", "fenced", "expired", "credentials", "already", "mismatch", "refused"})
 """Causes of death that prove, without a start marker, that nothing was computed: the reserve is free before its ttl."""
 ENGINE_DEATHS: Final = frozenset({"failed", "timed_out"})
 """Causes of death in which the engine may have died. In the others the worker lived to answer, and its word is about this shard."""
@@ -79,6 +80,8 @@ STALLED: Final = "stalled"
 """How the reason in control.json begins when a client gave up on a queue: jobs that wait there would begin, unwatched, when it moves."""
 BUDGET: Final = "budget"
 """How it begins when the budget ended a run while jobs without an answer may still wait at RunPod."""
+REFUSED: Final = "refused"
+"""How it begins when a worker refused a job: every job of the run carries the same task, so the others wait for the same answer."""
 OUTSTANDING: Final = frozenset({AttemptState.INTENDED, AttemptState.SENT, AttemptState.UNKNOWN})
 Key = tuple[str, int]
 """(client, attempt): on a conditional store the attempt alone is unique; on a last-writer store two clients may draw one number."""
@@ -108,8 +111,12 @@ class Tuning:
     """No sign of progress for so long: the cause is named."""
     stall_ends_s: float = 1800.0
     """…and for so long: the client gives up (cold starts of 7 minutes and image pulls of 20 are known: optimization.mdx)."""
+    promote_empty_s: float = 10.0
+    """…or for so long where no worker lives at all: none can come for it then."""
     keep_waits_s: float = 60.0
     """Beyond executionTimeout, how long `keep` waits for executions that it lets finish."""
+    cancel_waits_s: float = 10.0
+    """How long a client that winds down looks for what became of the jobs that it cancelled, so that nobody has to wait for it later."""
 
 
 DEFAULT_TUNING: Final = Tuning()
@@ -155,7 +162,27 @@ class JobStatus:
         """Of death, if there is no commit."""
         if self.status is None:
             return "missing"
+        if self.refused:
+            return REFUSED
         return self.outcome if self.status == "COMPLETED" and self.outcome else self.status.lower()
+
+
+    @property
+    def refused(self) -> bool:
+        """Whether the worker's word is that it will never take such a job."""
+        return self.status == "FAILED" and (self.error or "").startswith(REFUSAL)
+
+    @property
+    def said(self) -> str | None:
+        """Why the job failed, in the worker's or RunPod's words."""
+        if self.status not in ("FAILED", "TIMED_OUT") or not self.error:
+            return None
+        return self.error.removeprefix(REFUSAL)
+
+    @property
+    def never_delivered(self) -> bool:
+        """RunPod cancelled the job, and no worker had picked it up: from then on it names one (docs: `workerId`, after pickup)."""
+        return self.status == "CANCELLED" and self.worker_id is None
 
 
 @dataclass(frozen=True)
@@ -273,6 +300,8 @@ class Attempt:
     noted: str | None = None
     job_id: str | None = None
     cause: str | None = None
+    error: str | None = None
+    """Why its job failed, in the worker's words."""
 
     @property
     def key(self) -> Key:
@@ -322,13 +351,16 @@ def with_note(attempt: Attempt, note: AttemptNote) -> Attempt:
         note.state if stronger else attempt.noted,
         attempt.job_id or note.job_id,
         note.cause if stronger and note.cause else attempt.cause,
+        note.error or attempt.error,
     )
 
 
 def note_for(attempt: Attempt, state: Literal["sent", "rejected", "unknown", "dead", "expired"], at: datetime, *,
-             job_id: str | None = None, cause: str | None = None) -> AttemptNote:  # fmt: skip
+             job_id: str | None = None, cause: str | None = None, error: str | None = None) -> AttemptNote:  # fmt: skip
     """A note that names its attempt fully."""
-    return AttemptNote(attempt=attempt.intent.attempt, client=attempt.client, state=state, job_id=job_id, cause=cause, at=at)
+    return AttemptNote(
+        attempt=attempt.intent.attempt, client=attempt.client, state=state, job_id=job_id, cause=cause, error=error, at=at
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -437,6 +469,8 @@ def holds_reserve(state: RunState, attempt: Attempt, now: datetime) -> bool:
         return False
     seen = state.looks.get(attempt.key)
     proven = seen is not None and seen.since is not None and seen.status.status is not None and seen.status.cause in UNSPENT
+    if attempt.intent.epoch < state.control.epoch and _stopped(state, (), seen, now, DEFAULT_TUNING):
+        return False
     return not (proven and seen is not None and seen.since is not None and _passed(seen.since, DEFAULT_TUNING.second_look_s, looked))
 
 
@@ -461,13 +495,19 @@ class Standing:
     cause: str | None = None
     started: bool = False
     """A start marker shows that it has begun, and RunPod has not said since that it waits again (its worker died)."""
+    error: str | None = None
+    """Of a dead one: why, in the worker's words."""
 
 
-def standing(state: RunState, attempt: Attempt, started: Mapping[tuple[str, int], datetime], now: datetime,
-             tuning: Tuning = DEFAULT_TUNING) -> Standing:  # fmt: skip
+Executions = Mapping[tuple[str, int], Sequence[StartMarker]]
+"""Start markers by shard and attempt, the latest last."""
+
+
+def standing(state: RunState, attempt: Attempt, started: Executions, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> Standing:
     """The attempt's state (PROTOCOL.md, Attempt), from the commit first, then the journal, then what RunPod said."""
     intent = attempt.intent
-    begun = (intent.shard, intent.attempt) in started
+    mark = (intent.shard, intent.attempt)
+    begun = mark in started
     commit = state.commits.get(intent.shard)
     if commit is not None and commit.plan == state.plan.plan_id:
         won = isinstance(commit, PartCommit) and commit.attempt == intent.attempt and attempt.noted != "rejected"
@@ -475,7 +515,7 @@ def standing(state: RunState, attempt: Attempt, started: Mapping[tuple[str, int]
     if attempt.noted == "rejected":
         return Standing(attempt, AttemptState.REJECTED, attempt.cause)
     if attempt.noted == "dead":
-        return Standing(attempt, AttemptState.DEAD, attempt.cause, begun)
+        return Standing(attempt, AttemptState.DEAD, attempt.cause, begun, attempt.error)
     if attempt.noted == "expired":
         return Standing(attempt, AttemptState.EXPIRED, attempt.cause, begun)
     if now >= attempt.expires_at:
@@ -485,17 +525,34 @@ def standing(state: RunState, attempt: Attempt, started: Mapping[tuple[str, int]
         second = seen.since + timedelta(seconds=tuning.second_look_s)
         looked_at_commit = state.commits_at is not None and state.commits_at >= second
         if looked_at_commit and seen.status.status is not None:
-            return Standing(attempt, AttemptState.DEAD, seen.status.cause, begun)
+            return Standing(attempt, AttemptState.DEAD, seen.status.cause, begun, seen.status.said)
         if looked_at_commit and seen.at >= second:
             return Standing(attempt, AttemptState.EXPIRED, "missing", begun)
+    if intent.epoch < state.control.epoch and _stopped(state, started.get(mark, ()), seen, now, tuning):
+        return Standing(attempt, AttemptState.DEAD, "cancelled", begun)
     if attempt.job_id is not None or begun:
-        again = seen is not None and seen.status.status == "IN_QUEUE" and begun and seen.at > started[intent.shard, intent.attempt]
+        again = seen is not None and seen.status.status == "IN_QUEUE" and begun and seen.at > started[mark][-1].at
         return Standing(attempt, AttemptState.SENT, started=begun and not again)
     if attempt.noted is None and attempt.client == state.client:
         return Standing(attempt, AttemptState.INTENDED)
     if _absent(state, attempt, tuning):
         return Standing(attempt, AttemptState.EXPIRED, "absent")
     return Standing(attempt, AttemptState.UNKNOWN)
+
+
+def _stopped(state: RunState, executions: Sequence[StartMarker], seen: Look | None, now: datetime, tuning: Tuning) -> bool:
+    """Evidence that a fenced attempt is over without a second look: whoever takes its job now answers `fenced`, so only what had begun
+    before could still commit. Either RunPod cancelled the job before any worker had it, or each of its executions has ended without a
+    commit, or has had more than executionTimeout."""
+    looked = _markers_at(state, now)
+    if not executions:
+        return seen is not None and seen.since is not None and seen.status.never_delivered and looked >= seen.since
+    most = state.rules.execution_timeout_s + tuning.second_look_s
+    ends = [state.ends.get(start.execution) for start in executions]
+    return all(
+        _passed(start.at, most, looked) if end is None else end.outcome not in ("won", "lost")
+        for start, end in zip(executions, ends, strict=True)
+    )
 
 
 def _absent(state: RunState, attempt: Attempt, tuning: Tuning) -> bool:
@@ -538,10 +595,11 @@ class Survey:
 def survey(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> Survey:
     """What the state means now."""
     tree = build_tree(state.plan, state.commits)
-    started: dict[tuple[str, int], datetime] = {}
+    started: dict[tuple[str, int], list[StartMarker]] = {}
     for start in state.starts.values():
-        mark = (start.shard, start.attempt)
-        started[mark] = max(start.at, started.get(mark, start.at))
+        started.setdefault((start.shard, start.attempt), []).append(start)
+    for executions in started.values():
+        executions.sort(key=lambda start: start.at)
     standings = {key: standing(state, attempt, started, now, tuning) for key, attempt in state.attempts.items()}
     grouped: dict[str, list[Standing]] = {}
     for found in standings.values():
@@ -769,6 +827,10 @@ def decide(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> t
         return (*first, *_wind_down(state, seen, bool(notes), now, tuning))
     if pause := pause_for(state, seen):
         return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), pause)
+    if (said := refusal(state, seen)) is not None:
+        if seen.outstanding:  # they would be refused too: fenced and cancelled, so that no worker starts for them
+            return (*first, RaiseEpoch("keep", f"{REFUSED}: {said}"))
+        return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), Finish("failed", REFUSED, said))
     if state.rules.deadline is not None and now >= state.rules.deadline:
         return (*first, RaiseEpoch("keep", "deadline"))
     looks = jobs_to_look_at(state, seen, now, tuning)
@@ -781,20 +843,96 @@ def decide(state: RunState, now: datetime, tuning: Tuning = DEFAULT_TUNING) -> t
             return (*first, RaiseEpoch("keep", f"{STALLED} {stall.cause}: {stall.reason}"))
         return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), stall)
     if not sends and not refused and not seen.outstanding:
-        shards = ", ".join(seen.exhausted[:5]) + (" …" if len(seen.exhausted) > 5 else "")
-        causes = sorted({s.cause or s.state.value for shard in seen.exhausted for s in seen.by_shard.get(shard, ())})
-        reason = f"{len(seen.exhausted)} shards failed in every attempt ({shards}): {', '.join(causes)}."
+        reason = exhaustion(seen)
         return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), Finish("failed", "attempts", reason))
     if refused and not sends and not _may_free_budget(state, seen, now, tuning):
-        reason = (
-            f"the next job could pass the budget of ${state.rules.budget_usd:.2f}: ${seen.settled_usd:.4f} spent, "
-            f"${seen.reserved_usd:.4f} reserved, ${state.rules.reserve_usd:.4f} for one more."
-        )
+        reason = shortage(state.rules, seen)
         if seen.outstanding:  # jobs without an answer: fenced, so that none begins after the client has left
             return (*first, RaiseEpoch("keep", f"{BUDGET}: {reason}"))
         return (*first, *_flush(state, bool(notes), now, tuning, at_once=True), Finish("stopped", "budget", reason))
     flush = () if any(isinstance(a, SendIntents) for a in sends) else _flush(state, bool(notes), now, tuning)
     return (*first, *sends, *flush, *((stall,) if stall else ()), Wait(next_instant(state, seen, now, tuning)))
+
+
+def refusal(state: RunState, seen: Survey) -> str | None:
+    """What a worker said that refused a job of this client, if one did. Sending it again cannot help: the plan's task stays as it is. What
+    was refused before this client began does not count, because the endpoint may have been put right since."""
+    for found in seen.standings.values():
+        if found.state is AttemptState.DEAD and found.cause == REFUSED and found.attempt.intent.sent_at >= state.started_at:
+            return f"the workers refuse the run's jobs: {found.error or 'no reason given.'}"
+    return None
+
+
+def exhaustion(seen: Survey) -> str:
+    """Which shards failed in every attempt, and why, in the words of the last job that said so."""
+    count = len(seen.exhausted)
+    shards = ", ".join(seen.exhausted[:5]) + (" …" if count > 5 else "")
+    causes = sorted({s.cause or s.state.value for shard in seen.exhausted for s in seen.by_shard.get(shard, ())})
+    said = [text for _, text in errors_of(seen)]
+    why = f" The last job said: {said[0]}" if said else ""
+    return f"{count} {'shard' if count == 1 else 'shards'} failed in every attempt ({shards}): {', '.join(causes)}.{why}"
+
+
+def errors_of(seen: Survey) -> tuple[tuple[str, str], ...]:
+    """Open shards with what the last of their dead jobs said, where it said something."""
+    found: list[tuple[str, str]] = []
+    for leaf in seen.open:
+        dead = [s for s in seen.by_shard.get(leaf.shard, ()) if s.state is AttemptState.DEAD and s.error]
+        if dead:
+            found.append((leaf.shard, max(dead, key=lambda s: s.attempt.intent.attempt).error or ""))
+    return tuple(found)
+
+
+def shortage(rules: Rules, seen: Survey) -> str:
+    """Why the budget allows no job, and what it must be for one more."""
+    budget, needed = dollars(rules.budget_usd or 0.0), dollars(budget_needed(rules, seen))
+    if seen.settled_usd + seen.reserved_usd == 0:
+        return (
+            f"a budget of {budget} cannot start one job: each reserves up to {dollars(rules.reserve_usd)}, the price of its whole "
+            f"executionTimeout. Give at least {needed}."
+        )
+    return (
+        f"the next job could pass the budget of {budget}: {dollars(seen.settled_usd)} spent, {dollars(seen.reserved_usd)} reserved for "
+        f"jobs that may still cost, {dollars(rules.reserve_usd)} for one more. Give at least {needed}."
+    )
+
+
+def budget_needed(rules: Rules, seen: Survey | None = None) -> float:
+    """The least budget with which one more job can be sent, rounded up to a cent."""
+    spent = seen.settled_usd + seen.reserved_usd if seen is not None else 0.0
+    least = spent + rules.reserve_usd
+    cents = math.ceil(round(least * 100, 6)) / 100
+    return cents if cents >= least else cents + 0.01
+
+
+def dollars(value: float) -> str:
+    """With as many digits as tell something."""
+    return f"${value:,.2f}" if value >= 1 else f"${value:.4f}" if value >= 0.001 or value == 0 else f"${value:.6f}"
+
+
+RunWord = Literal["complete", "planned", "running", "interrupted", "cancelled", "stopped", "stalled", "failed"]
+
+
+def run_word(state: RunState, seen: Survey) -> RunWord:
+    """How a run stands, in a word, from what the store holds. `running`: jobs are out, whether a client follows them or not;
+    `interrupted`: none is, and nobody ended the run."""
+    if not seen.open:
+        return "complete"
+    reason = state.control.reason or ""
+    if state.control.mode != "run":
+        if reason.startswith(f"{REFUSED}: "):
+            return "failed"
+        if reason.startswith(f"{STALLED} "):
+            return "stalled"
+        return "stopped" if reason == "deadline" or reason.startswith(f"{BUDGET}: ") else "cancelled"
+    if seen.outstanding:
+        return "running"
+    if not seen.standings:
+        return "planned"
+    last = [max(seen.by_shard[leaf.shard], key=lambda s: s.attempt.intent.attempt) for leaf in seen.open if leaf.shard in seen.by_shard]
+    refused = any(s.state is AttemptState.DEAD and s.cause == REFUSED for s in last)
+    given_up = len(seen.exhausted) == len(seen.open) or _mostly_failing(seen)
+    return "failed" if refused or given_up else "interrupted"
 
 
 def _flush(state: RunState, fresh: bool, now: datetime, tuning: Tuning, *, at_once: bool = False) -> tuple[Action, ...]:
@@ -809,7 +947,7 @@ def ends_to_note(state: RunState, seen: Survey, now: datetime) -> tuple[AttemptN
     for found in seen.standings.values():
         attempt = found.attempt
         if found.state is AttemptState.DEAD and attempt.noted != "dead":
-            notes.append(note_for(attempt, "dead", now, cause=found.cause))
+            notes.append(note_for(attempt, "dead", now, cause=found.cause, error=found.error))
         elif found.state is AttemptState.EXPIRED and attempt.noted != "expired" and found.cause != "ttl":
             notes.append(note_for(attempt, "expired", now, cause=found.cause))
     return tuple(notes)
@@ -908,7 +1046,16 @@ def _wind_down(state: RunState, seen: Survey, noted: bool, now: datetime, tuning
         alive = any(s.attempt.intent.epoch <= state.control.epoch for s in running)
         if alive and not _passed(state.control.at, limit, now):
             return (*_flush(state, noted, now, tuning), Wait(next_instant(state, seen, now, tuning)))
+    fenced = [s for s in seen.standings.values() if s.state is AttemptState.SENT and s.attempt.intent.epoch < state.control.epoch]
+    unsure = [s for s in fenced if _soon_known(state, s.attempt, now, tuning)]
+    if unsure:
+        looks = tuple(s.attempt.key for s in unsure if not _over(state, s.attempt.key))
+        wait = Wait(now + timedelta(seconds=tuning.poll_first_s))
+        return (*_flush(state, noted, now, tuning), *((LookAtStatus(looks),) if looks else ()), wait)
     reason = state.control.reason or "cancelled"
+    if reason.startswith(f"{REFUSED}: "):
+        refused = Finish("failed", REFUSED, reason.removeprefix(f"{REFUSED}: "))
+        return (*_flush(state, noted, now, tuning, at_once=True), refused)
     if reason.startswith(f"{STALLED} "):
         cause, _, why = reason.removeprefix(f"{STALLED} ").partition(": ")
         return (*_flush(state, noted, now, tuning, at_once=True), Stall(cause, why, final=True))
@@ -918,6 +1065,17 @@ def _wind_down(state: RunState, seen: Survey, noted: bool, now: datetime, tuning
     said = "the deadline has passed." if reason == "deadline" else f"the run was told to {state.control.mode} ({reason})."
     flush = _flush(state, noted, now, tuning, at_once=True)
     return (*flush, Finish("stopped", "deadline" if reason == "deadline" else "cancelled", said))
+
+
+def _soon_known(state: RunState, attempt: Attempt, now: datetime, tuning: Tuning) -> bool:
+    """Whether waiting a little can show what became of a cancelled job, so that whoever resumes need not: RunPod has not been heard of it
+    yet, or the second look is near."""
+    seen = state.looks.get(attempt.key)
+    if attempt.job_id is None:
+        return False
+    if seen is None or seen.since is None:
+        return not _passed(state.control.at, tuning.cancel_waits_s, now)
+    return seen.status.status is not None and not _passed(seen.since, tuning.second_look_s + tuning.poll_first_s, now)
 
 
 # --- sending -------------------------------------------------------------------------------------------------------------------------
@@ -1066,9 +1224,10 @@ def candidates(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> 
 
 def needs_promotion(state: RunState, seen: Survey, now: datetime, tuning: Tuning) -> bool:
     """lowPriority work waits, fewer workers live than are wanted, and no ordinary job asks for more (QUEUE_DELAY and REQUEST_COUNT)."""
-    if seen.queued_low == 0 or state.short_since is None or not _passed(state.short_since, tuning.promote_after_s, now):
-        return False
     live = live_workers(state, seen)
+    after = tuning.promote_after_s if live else tuning.promote_empty_s
+    if seen.queued_low == 0 or state.short_since is None or not _passed(state.short_since, after, now):
+        return False
     return live * state.rules.shards_per_worker < len(seen.queued) + len(seen.running) and live + seen.queued_ordinary < state.rules.pace
 
 

@@ -7,6 +7,7 @@ May touch: HTTP to the emulator.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import json
 from collections.abc import Awaitable, Callable
@@ -28,8 +29,8 @@ ScriptedHandler = Callable[[dict[str, Any], "ScriptedWorker"], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Script:
-    """What a scripted worker does. `handler` gets the job as job-take gave it, and its worker; what it returns is the output, what it
-    raises becomes the job's error. Seconds are of the emulator's clock."""
+    """What a scripted worker does. `handler` gets the job as job-take gave it, and its worker; what it returns is the output, or the job's
+    error where it returns {"error": …} as the SDK's handlers do; what it raises becomes one. Seconds are of the emulator's clock."""
 
     handler: ScriptedHandler
     concurrency: int = 1
@@ -130,7 +131,9 @@ class ScriptedWorker:
                     await asyncio.gather(poll, return_exceptions=True)
                     break
                 for job in poll.result() or []:
-                    self._jobs[job["id"]] = asyncio.create_task(self._do(job))
+                    task = self._jobs[job["id"]] = asyncio.create_task(self._do(job))
+                    # Not in the task itself: one that is stopped before its first step runs no `finally`.
+                    task.add_done_callback(functools.partial(self._over, job["id"]))
         finally:
             leaving.cancel()
 
@@ -138,17 +141,19 @@ class ScriptedWorker:
         while len(self._jobs) >= self._script.concurrency:
             await asyncio.wait(set(self._jobs.values()), return_when=asyncio.FIRST_COMPLETED)
 
+    def _over(self, job_id: str, task: asyncio.Task[None]) -> None:
+        self._jobs.pop(job_id, None)
+
     async def _do(self, job: dict[str, Any]) -> None:
+        await self.clock.sleep(self._script.slow_s)
         try:
-            await self.clock.sleep(self._script.slow_s)
-            try:
-                body: dict[str, Any] = {"output": await self._script.handler(job, self)}
-            except Exception as error:
-                body = {"error": json.dumps({"error_type": str(type(error)), "error_message": str(error)})}
-            for _ in range(self._script.posts):
-                await self.post(job["id"], body)
-        finally:
-            del self._jobs[job["id"]]
+            made = await self._script.handler(job, self)
+            failed = isinstance(made, dict) and set(made) == {"error"}
+            body: dict[str, Any] = made if failed else {"output": made}
+        except Exception as error:
+            body = {"error": json.dumps({"error_type": str(type(error)), "error_message": str(error)})}
+        for _ in range(self._script.posts):
+            await self.post(job["id"], body)
 
     async def post(self, job_id: str, body: dict[str, Any], *, stream: bool = False) -> int:
         """Post a result (or a chunk) by hand; the status of the answer."""

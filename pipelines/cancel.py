@@ -7,27 +7,33 @@ purged, because it may hold other runs.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+import secrets
+from dataclasses import dataclass, replace
 from typing import Final
 
 from contract.errors import AlreadyExists, EndpointError, StoreUnavailable
 from contract.keys import RunKeys
 from contract.models import Control, Plan, RunMode, encode
-from contract.protocol import OUTSTANDING, RunState, fold, fold_starts, rules_for, survey
+from contract.protocol import OUTSTANDING, Key, Look, RunState, Standing, ends_to_note, fold, fold_starts, look, rules_for, survey
 from contract.store import Store
 from contract.tree import list_commits, read_commits
-from pipelines.journal import Journal
+from pipelines.journal import MAX_NOTES, Journal
 from pipelines.markers import read_markers
 from pipelines.runpod import JobsApi
 from pipelines.runs import RunHandle, read_control
 
 TRIES: Final = 8
+MOST_LOOKS: Final = 1000
+"""At /status after a cancel: RunPod allows 2,000 in 10 s. Of the other jobs whoever resumes asks."""
 
 
 @dataclass(frozen=True)
 class CancelResult:
-    """What `cancel` did: `cancelled` jobs were told to RunPod, `running` were left to finish (keep), `unknown` have no job id. `complete`:
-    every row has its result, so there was nothing to stop but jobs that would only find that out."""
+    """What `cancel` did: `cancelled` jobs were told to RunPod, `running` were left to finish (keep), `unknown` have no job id.
+
+    `over`: of the cancelled, those that had not begun and are known to be over; the others may still cost a little. `complete`: every row
+    has its result, so there was nothing to stop but jobs that would only find that out."""
 
     epoch: int
     mode: RunMode
@@ -35,6 +41,7 @@ class CancelResult:
     running: int
     unknown: int
     failed: int
+    over: int = 0
     complete: bool = False
 
 
@@ -91,6 +98,8 @@ async def cancel(
         return True
 
     told = await asyncio.gather(*(tell(s.attempt.job_id) for s in chosen if s.attempt.job_id is not None))
+    waited = [s for s, done in zip(chosen, told, strict=True) if done and not s.started]
+    over = await _note_what_never_began(run, store, jobs, control, waited) if waited else 0
     return CancelResult(
         epoch=control.epoch,
         mode=mode,
@@ -98,8 +107,39 @@ async def cancel(
         running=sum(1 for s in alive if s.started) if mode == "keep" else 0,
         unknown=sum(1 for s in alive if s.attempt.job_id is None),
         failed=len(told) - sum(told),
+        over=over,
         complete=not seen.open,
     )
+
+
+async def _note_what_never_began(run: RunHandle, store: Store, jobs: JobsApi, control: Control, waited: list[Standing]) -> int:
+    """Ask RunPod what became of cancelled jobs that had not begun, and note in the journal which are certainly over: their reserves are
+    free, and a `resume` need not wait for them. How many are. A hint for whoever reads the run: what cannot be asked or written now is
+    found out then."""
+    looks: dict[Key, Look] = {}
+
+    async def see(found: Standing) -> None:
+        assert found.attempt.job_id is not None
+        with contextlib.suppress(EndpointError):
+            looks[found.attempt.key] = look(None, await jobs.status(found.attempt.job_id), store.now())
+
+    await asyncio.gather(*(see(found) for found in waited[:MOST_LOOKS]))
+    over = 0
+    with contextlib.suppress(StoreUnavailable):
+        for _ in range(TRIES):
+            client = secrets.token_hex(4)
+            journal = Journal(store, run.keys, run.plan.plan_id, client)
+            state = replace(await state_of(run, store=store, client=client, control=control, journal=journal), looks=looks)
+            now = store.now()
+            seen = survey(state, now)
+            over = sum(1 for found in waited if seen.standings[found.attempt.key].state not in OUTSTANDING)
+            notes = ends_to_note(state, seen, now)
+            if not notes:
+                break
+            stands, _ = await journal.append((), notes[:MAX_NOTES], now)
+            if stands and len(notes) <= MAX_NOTES:
+                break
+    return over
 
 
 async def _has_every_commit(run: RunHandle, store: Store) -> bool:
@@ -109,11 +149,13 @@ async def _has_every_commit(run: RunHandle, store: Store) -> bool:
     return names.issuperset(shard.shard for shard in run.plan.shards) and not any("." in name for name in names)
 
 
-async def state_of(run: RunHandle, *, store: Store, client: str = "", control: Control | None = None) -> RunState:
-    """The run's state from the store alone, as somebody sees it who has never worked on it."""
+async def state_of(
+    run: RunHandle, *, store: Store, client: str = "", control: Control | None = None, journal: Journal | None = None
+) -> RunState:
+    """The run's state from the store alone, as somebody sees it who has never worked on it. `journal`: a fresh one, to write on."""
     if control is None:
         control, _ = await read_control(store, run.keys, run.plan)
-    journal = Journal(store, run.keys, run.plan.plan_id, client)
+    journal = journal or Journal(store, run.keys, run.plan.plan_id, client)
     entries = await journal.refresh()
     at = store.now()
     commits = await read_commits(store, run.keys, await list_commits(store, run.keys, run.plan))

@@ -15,7 +15,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -67,7 +67,9 @@ from contract.protocol import (
     Survey,
     Tuning,
     Wait,
+    budget_needed,
     decide,
+    errors_of,
     fold,
     fold_starts,
     look,
@@ -83,15 +85,13 @@ from contract.protocol import (
 from contract.store import Store
 from contract.tree import list_commits, read_commits
 from pipelines.cancel import set_control
-from pipelines.journal import Journal
+from pipelines.journal import MAX_NOTES, Journal
 from pipelines.ledger import Ledger, LedgerAttempt
 from pipelines.markers import Markers, read_markers
 from pipelines.runpod import JobsApi, Timer
 from pipelines.runs import RunHandle, endpoint_of, read_control
 from pipelines.webhook import WebhookReceiver
 
-MAX_NOTES: Final = 400
-"""In one journal entry: it stays a small object."""
 MARKERS_PER_SECOND: Final = 1000
 """Markers are listed anew at most once in (their number / this) seconds, at least every MARKER_EVERY_S."""
 MARKER_EVERY_S: Final = 2.0
@@ -151,11 +151,13 @@ class Ended:
     attempt: int
     state: Literal["dead", "expired", "rejected"]
     cause: str | None
+    error: str | None = None
+    """Why its job failed, in the worker's words."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that a person should know: `stall`, `limits`, `other_client`, `store`, `endpoint`, `ledger`, `foreign`."""
+    """One thing that a person should know: `stall`, `waiting`, `limits`, `other_client`, `store`, `endpoint`, `ledger`, `foreign`."""
 
     kind: str
     text: str
@@ -192,6 +194,12 @@ class DriveResult:
     tokens_out: int
     elapsed_s: float
     failed_shards: tuple[str, ...] = ()
+    errors: tuple[tuple[str, str], ...] = ()
+    """Shards that are not done with what the last of their jobs said that died."""
+    workers: int = 0
+    """On which executions have begun."""
+    usd_needed: float | None = None
+    """After a budget's stop: the least budget with which it could go on."""
 
 
 def ignore(event: Event) -> None:
@@ -317,6 +325,7 @@ class Driver:
                 case SendAgain(keys):
                     await self._send([self._attempts[key] for key in keys])
                 case SendIntents():
+                    self._say_if_promoted(action, state)
                     batches = [a for a in actions[at:] if isinstance(a, SendIntents)]
                     if not await self._send_batches(batches):
                         break
@@ -440,7 +449,7 @@ class Driver:
             if self._pending_since is None:
                 self._pending_since = note.at
             if note.state in ("dead", "expired", "rejected") and note.cause not in ("yielded", "not_sent"):
-                self.events(Ended(known.intent.shard, note.attempt, note.state, note.cause))
+                self.events(Ended(known.intent.shard, note.attempt, note.state, note.cause, note.error))
 
     async def _send_batches(self, batches: list[SendIntents]) -> bool:
         """Journal each batch, and send it while the next one is journaled. False: the world changed, decide again."""
@@ -564,6 +573,8 @@ class Driver:
                 raise
             except EndpointError:
                 return  # a hint that did not come: the next tick asks again
+            if status.error:
+                status = replace(status, error=self._clean(status.error))  # the journal keeps it, and a worker may have said anything
             now = self.store.now()
             before = self._looks.get(key)
             self._looks[key] = look(before, status, now)
@@ -573,6 +584,12 @@ class Driver:
         told = [key for key in keys if key in self._woken]
         others = [key for key in keys if key not in self._woken]
         await asyncio.gather(*(one(key) for key in [*told, *others[: max(0, MOST_LOOKS - len(told))]]))
+
+    def _clean(self, text: str) -> str:
+        for secret in self.stack.secrets.values:
+            if secret:
+                text = text.replace(secret, "<hidden>")
+        return text
 
     async def _cancel(self, keys: tuple[Key, ...]) -> None:
         async def one(key: Key) -> None:
@@ -606,6 +623,14 @@ class Driver:
             self.events(progress)
         if self.ledger is not None:
             self._record(seen, progress, now)
+
+    def _say_if_promoted(self, action: SendIntents, state: RunState) -> None:
+        """That jobs waited for a worker which has gone: a person would wonder why nothing moves, and why there is one attempt more."""
+        low = {a.intent.shard for a in state.attempts.values() if a.intent.low_priority}
+        again = [i.shard for i in action.intents if i.shard in action.again and not i.low_priority and i.shard in low]
+        if again and state.health is not None and state.health.live == 0:
+            jobs = "1 job waits" if len(again) == 1 else f"{len(again)} jobs wait"
+            self.tell("waiting", f"no worker lives any more, and {jobs} with low priority; sent again so that RunPod starts a worker.")
 
     def progress(self, seen: Survey, now: datetime) -> Progress:
         """How the run stands."""
@@ -740,6 +765,9 @@ class Driver:
             tokens_out=sum(c.tokens_out for c in commits),
             elapsed_s=self.timer.monotonic() - self._began,
             failed_shards=seen.exhausted,
+            errors=errors_of(seen),
+            workers=len({start.worker_id for start in self._markers.starts.values()}),
+            usd_needed=budget_needed(self.rules, seen) if cause == "budget" else None,
         )
 
 

@@ -21,6 +21,8 @@ from contract.protocol import MAX_INTENTS
 from contract.store import Store, get_or_none, put_first
 
 READS_AT_ONCE: Final = 16
+MAX_NOTES: Final = 400
+"""In one entry: it stays a small object."""
 
 
 @dataclass

@@ -235,6 +235,10 @@ class _HealthAnswer(msgspec.Struct, frozen=True):
     workers: _WorkerGauges = _WorkerGauges()
 
 
+class _Raised(msgspec.Struct, frozen=True):
+    error_message: str | None = None
+
+
 class _Outcome(msgspec.Struct, frozen=True):
     outcome: str | None = None
 
@@ -291,7 +295,7 @@ class RunPodClient:
             found = msgspec.json.decode(answer.body, type=_StatusAnswer)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise EndpointUnavailable("RunPod's answer is not a job's status.", where=f"{self._base}/status") from None
-        return JobStatus(found.status, _outcome(found.output), self._text(found.error), found.workerId)
+        return JobStatus(found.status, _outcome(found.output), self._text(_sentence(found.error)), found.workerId)
 
     async def cancel(self, job_id: str) -> None:
         """POST /cancel/{id}."""
@@ -408,6 +412,16 @@ def _outcome(output: msgspec.Raw) -> str | None:
         return msgspec.json.decode(output, type=_Outcome).outcome
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _sentence(error: Any) -> Any:
+    """What a person needs of a job's error: of an exception that the SDK caught it is JSON with a traceback, and the message is enough."""
+    if not isinstance(error, str) or not error.startswith("{"):
+        return error
+    try:
+        return msgspec.json.decode(error, type=_Raised).error_message or error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return error
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

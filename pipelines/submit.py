@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
+from contract.errors import ContractError, Damaged
 from contract.facts import Stack
+from contract.keys import RunUri
 from contract.models import RunMode
-from contract.protocol import DEFAULT_TUNING, Standing, Tuning, rows_done, shard_states, survey
-from contract.store import S3Store, Store
+from contract.protocol import DEFAULT_TUNING, RunWord, Standing, Tuning, errors_of, rows_done, run_word, shard_states, survey
+from contract.store import S3Store, Store, get_or_none
 from pipelines.cancel import CancelResult, set_control, state_of
 from pipelines.cancel import cancel as cancel_run
 from pipelines.follow import DriveResult, Events, LiveLimits, drive, ignore
 from pipelines.ledger import Ledger
 from pipelines.runpod import JobsApi, RunPodClient, Timer
-from pipelines.runs import RunHandle, endpoint_of, load_run, read_control
+from pipelines.runs import RunHandle, RunListing, endpoint_of, load_run, read_control
 
 
 def open_store(stack: Stack) -> S3Store:
@@ -136,8 +141,7 @@ class RunStatus:
     """How a run stands, from the store alone."""
 
     run: RunHandle
-    state: str
-    """complete, open, keep or stop."""
+    state: RunWord
     epoch: int
     rows: int
     ok: int
@@ -150,6 +154,8 @@ class RunStatus:
     outstanding: tuple[Standing, ...]
     """Attempts that may still commit."""
     failed_shards: tuple[str, ...]
+    errors: tuple[tuple[str, str], ...]
+    """Shards that are not done with what the last of their jobs said that died."""
 
 
 async def status(run_uri: str, *, stack: Stack, store: Store | None = None) -> RunStatus:
@@ -157,17 +163,20 @@ async def status(run_uri: str, *, stack: Stack, store: Store | None = None) -> R
     store_ = store or open_store(stack)
     try:
         run = await load_run(store_, run_uri)
-        state = await state_of(run, store=store_)
-        now = store_.now()
+        return await status_of(run, store_)
     finally:
         if store is None:
             await store_.close()
-    seen = survey(state, now)
+
+
+async def status_of(run: RunHandle, store: Store) -> RunStatus:
+    """The same of a run that is loaded."""
+    state = await state_of(run, store=store)
+    seen = survey(state, store.now())
     ok, failed = rows_done(seen.tree.leaves)
-    word = "complete" if not seen.open else "open" if state.control.mode == "run" else state.control.mode
     return RunStatus(
         run=run,
-        state=word,
+        state=run_word(state, seen),
         epoch=state.control.epoch,
         rows=run.plan.dataset.rows,
         ok=ok,
@@ -179,4 +188,52 @@ async def status(run_uri: str, *, stack: Stack, store: Store | None = None) -> R
         usd_reserved=seen.reserved_usd,
         outstanding=(*seen.running, *seen.queued),
         failed_shards=seen.exhausted,
+        errors=errors_of(seen),
     )
+
+
+@dataclass(frozen=True)
+class RunOverview:
+    """A line of the list of runs. `state`: a RunWord, or `damaged`."""
+
+    listing: RunListing
+    state: str
+    ok: int = 0
+    failed: int = 0
+    usd_estimated: float = 0.0
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """Of summary.json, what a list shows; whatever else a later version keeps there."""
+
+    plan: str
+    state: str
+    ok: int
+    failed: int
+    usd_estimated: float
+
+
+async def overview(listing: RunListing, store: Store, on_damaged: Callable[[str], None]) -> RunOverview:
+    """How a listed run stands. A complete one is taken from its kept summary in one request: nothing changes it any more; of the others
+    everything is read. `on_damaged` hears of objects that cannot be read."""
+    run = RunHandle(RunUri.parse(listing.uri), listing.plan)
+    blob = await get_or_none(store, run.keys.summary())
+    if blob is not None:
+        try:
+            kept = msgspec.json.decode(blob.data, type=_Kept)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            kept = None  # a report, and nothing rests on it
+        if kept is not None and kept.state == "complete" and kept.plan == listing.plan.plan_id:
+            return RunOverview(listing, kept.state, kept.ok, kept.failed, kept.usd_estimated)
+    store.mode = listing.plan.store.mode
+    try:
+        found = await status_of(run, store)
+    except (Damaged, ContractError) as error:
+        on_damaged(str(error))
+        return RunOverview(listing, "damaged")
+    return RunOverview(listing, found.state, found.ok, found.failed, found.usd_estimated)
+
+
+async def overviews(listings: Sequence[RunListing], store: Store, on_damaged: Callable[[str], None]) -> tuple[RunOverview, ...]:
+    """All of them, one after the other: each brings its own store mode."""
+    return tuple([await overview(listing, store, on_damaged) for listing in listings])

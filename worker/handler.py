@@ -24,9 +24,9 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from contract.errors import ContractError, NightbatchError, StoreError
+from contract.errors import ContractError, NightbatchError, StoreError, UsageError
 from contract.keys import RunUri
-from contract.models import Control, JobInput, S3Config, StoreMode, convert, decode
+from contract.models import REFUSAL, Control, JobInput, S3Config, StoreMode, convert, decode
 from contract.store import S3Store, Store, get_or_none
 from worker.engine.base import Engine, EngineDied
 from worker.execution import Clock, Identity, PiecePolicy, PlanMemory, Stop, World, execute
@@ -178,6 +178,8 @@ class Worker:
             self._dead = True
             log.critical("%s; the process ends when the pieces of its shards are kept and RunPod has the answers", error)
             return {"error": self._redactor.clean(f"{error}; finished rows were kept as pieces.")}
+        except UsageError as error:  # the job itself, a ContractError mostly
+            return self._failed(f"{REFUSAL}{error}")
         except NightbatchError as error:
             return self._failed(str(error))
         except Exception as error:  # a fault of ours: the log has the traceback, through the redactor; the answer is one sentence

@@ -48,12 +48,14 @@ from contract.protocol import (
     Stall,
     Tuning,
     Wait,
+    budget_needed,
     decide,
     fold,
     fold_starts,
     look,
     reserve_for,
     rules_for,
+    run_word,
     start_by_for,
     survey,
     ttl_for,
@@ -431,12 +433,20 @@ def test_an_unanswered_ordinary_job_does_not_keep_workers_away_for_long() -> Non
 
 def test_low_priority_work_that_no_worker_comes_for_is_sent_again_as_ordinary_and_then_cancelled() -> None:
     low = [attempt(n + 1, n, low=True) for n in range(2)]
-    state = make_state(*low, plan=make_plan(shards=2), short_since=at(0))
-    assert not sent(decide(state, at(29), TUNING))
+    plan = make_plan(shards=2, pace=2, shards_per_worker=1)
+    state = make_state(*low, plan=plan, short_since=at(0), health=Health(idle=1))
+    assert not sent(decide(state, at(29), TUNING)), "the worker that lives may still take one"
     (again,) = sent(decide(state, at(30), TUNING))
     assert (again.shard, again.low_priority) == ("00000", False)
     after = make_state(*low, attempt(3, 0, sent=30), plan=make_plan(shards=2), short_since=at(0))
     assert [a.keys for a in decide(after, at(31), TUNING) if isinstance(a, CancelJob)] == [(("me", 1),)]
+
+
+def test_a_job_that_waited_for_a_worker_that_left_is_sent_again_soon() -> None:
+    """A run began just as the last worker's idle time was over: its one job had low priority, and nobody came."""
+    state = make_state(attempt(1, low=True), plan=make_plan(shards=1), short_since=at(0))
+    assert not sent(decide(state, at(9), TUNING))
+    assert [i.low_priority for i in sent(decide(state, at(10), TUNING))] == [False]
 
 
 def test_journal_entries_hold_at_most_a_hundred_intents() -> None:
@@ -541,7 +551,9 @@ def test_keep_lets_running_jobs_finish_and_stop_does_not(mode: str, cancelled: t
     actions = decide(state, at(1), TUNING)
     assert [a.keys for a in actions if isinstance(a, CancelJob)] == [cancelled]
     assert not sent(actions)
-    assert isinstance(actions[-1], Wait if mode == "keep" else Finish)
+    assert isinstance(actions[-1], Wait)
+    after = decide(state, at(11), TUNING)[-1]
+    assert isinstance(after, Wait if mode == "keep" else Finish), "stop waits a moment for the end markers, no more"
     late = decide(state, at(200), TUNING)[-1]
     assert isinstance(late, Finish), "keep waits no longer than an execution may take"
 
@@ -587,7 +599,7 @@ def test_an_innocent_shard_beside_a_poison_one_is_not_given_up_and_each_goes_on_
     assert [i.shard for i in sent(decide(state, at(600), TUNING))] == ["00001"]
     finish = decide(replace(state, commits={"00001": commit(10, 1)}), at(600), TUNING)[-1]
     assert isinstance(finish, Finish)
-    assert "1 shards failed in every attempt (00000)" in finish.reason
+    assert "1 shard failed in every attempt (00000)" in finish.reason
 
 
 def test_suspects_wait_for_everything_else_and_take_turns() -> None:
@@ -753,3 +765,155 @@ def test_a_night_in_which_every_worker_died_is_judged_in_a_moment() -> None:
     actions = decide(state, at(1000), TUNING)
     assert time.process_time() - began < 2.0
     assert len(sent(actions)) == 1, "every shard is a suspect"
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------------------------
+
+
+REFUSES = JobStatus("FAILED", error="refused: input.task.revision is 'abc'.", worker_id="w1")
+
+
+def refused_state(*more: Attempt, **settings: Any) -> RunState:
+    return make_state(attempt(1), *more, looks={("me", 1): look(None, REFUSES, at(0))}, now=30, **settings)
+
+
+def test_a_job_that_a_worker_refuses_is_not_sent_again_and_the_run_fails_with_its_words() -> None:
+    actions = decide(refused_state(plan=make_plan(shards=1)), at(30), TUNING)
+    assert not sent(actions)
+    (note,) = next(a.notes for a in actions if isinstance(a, NoteOutcome))
+    assert (note.state, note.cause, note.error) == ("dead", "refused", "input.task.revision is 'abc'.")
+    assert actions[-1] == Finish("failed", "refused", "the workers refuse the run's jobs: input.task.revision is 'abc'.")
+
+
+def test_a_refusal_fences_the_jobs_that_would_be_refused_too() -> None:
+    state = refused_state(attempt(2, 1))
+    raised = decide(state, at(30), TUNING)[-1]
+    assert isinstance(raised, RaiseEpoch)
+    assert raised.mode == "keep"
+    after = replace(state, control=changed(state.control, mode="keep", epoch=1, reason=raised.reason, at=at(30)))
+    actions = decide(after, at(31), TUNING)
+    assert [a.keys for a in actions if isinstance(a, CancelJob)] == [(("me", 2),)]
+    finish = decide(after, at(41), TUNING)[-1]
+    assert isinstance(finish, Finish)
+    assert (finish.state, finish.cause) == ("failed", "refused")
+    assert run_word(after, survey(after, at(41))) == "failed"
+
+
+def test_a_refusal_holds_no_reserve_and_is_no_death_of_the_shard() -> None:
+    seen = survey(refused_state(plan=make_plan(shards=1), rules={"max_attempts": 1}), at(30))
+    assert (seen.reserved_usd, seen.exhausted) == (0, ())
+
+
+def test_yesterdays_refusal_does_not_end_todays_run() -> None:
+    old = attempt(1, noted="dead", cause="refused", sent=-100)
+    actions = decide(make_state(old, plan=make_plan(shards=1)), START, TUNING)
+    assert [i.shard for i in sent(actions)] == ["00000"], "the endpoint may have been put right"
+
+
+def test_a_failed_run_says_what_its_last_job_said() -> None:
+    dead = [replace(attempt(n, noted="dead", cause="failed"), error=f"no memory, {n}") for n in (1, 2)]
+    state = make_state(*dead, plan=make_plan(shards=1, max_attempts=2))
+    finish = decide(state, at(1), TUNING)[-1]
+    assert finish == Finish("failed", "attempts", "1 shard failed in every attempt (00000): failed. The last job said: no memory, 2")
+    assert run_word(state, survey(state, at(1))) == "failed"
+
+
+def test_the_journal_keeps_what_a_job_said() -> None:
+    note = AttemptNote(attempt=1, client="me", state="dead", cause="failed", error="no memory", at=START)
+    entry = JournalEntry(plan=PLAN_ID, number=0, client="me", at=START, intents=(intent(1),), notes=(note,))
+    (found,) = fold({}, [entry]).values()
+    assert (found.cause, found.error) == ("failed", "no memory")
+
+
+# --- what a cancel leaves -------------------------------------------------------------------------------------------------------------
+
+
+FENCED = {"mode": "stop", "epoch": 1}
+
+
+def test_a_fenced_job_that_no_worker_had_is_dead_as_soon_as_runpod_has_cancelled_it() -> None:
+    seen = {("me", 1): look(None, JobStatus("CANCELLED"), at(5))}
+    state = make_state(attempt(1), looks=seen, control=FENCED, markers_at=at(6))
+    found = survey(state, at(6))
+    assert (found.outstanding, found.reserved_usd) == ((), 0)
+    assert found.standings["me", 1].cause == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"looks": {("me", 1): look(None, JobStatus("CANCELLED", worker_id="w1"), at(5))}},
+        {"looks": {("me", 1): look(None, JobStatus(None), at(5))}},
+        {"control": {"mode": "run", "epoch": 0}},
+        {"markers_at": at(4)},
+        {"starts": [start(1)]},
+    ],
+    ids=["a worker had it", "RunPod does not know it", "nothing fences it", "the markers are older", "it has begun"],
+)
+def test_what_might_have_begun_is_dead_only_after_the_second_look(changes: dict[str, Any]) -> None:
+    seen = {("me", 1): look(None, JobStatus("CANCELLED"), at(5))}
+    state = make_state(attempt(1), **{"looks": seen, "control": FENCED, "markers_at": at(6), **changes})
+    found = survey(state, at(6))
+    assert found.outstanding == ("00000",)
+    assert found.reserved_usd > 0
+
+
+def test_a_stopped_execution_that_wrote_its_end_is_over_and_one_that_did_not_is_after_its_time() -> None:
+    stopped = make_state(attempt(1), starts=[start(1)], ends=[end(1, when=9, outcome="partial")], control=FENCED)
+    assert survey(stopped, at(10)).outstanding == ()
+    silent = make_state(attempt(1), starts=[start(1)], control=FENCED)
+    assert survey(silent, at(89)).outstanding == ("00000",)
+    assert survey(silent, at(90)).outstanding == ()
+    won = make_state(attempt(1), starts=[start(1)], ends=[end(1, when=9, outcome="won")], control=FENCED)
+    assert survey(won, at(10)).outstanding == ("00000",), "its commit is about to be seen"
+
+
+def test_a_late_commit_of_a_cancelled_job_still_wins() -> None:
+    state = make_state(attempt(1, noted="dead", cause="cancelled"), commits={"00000": commit(1)}, control=FENCED)
+    assert survey(state, at(1)).standings["me", 1].state is AttemptState.WON
+
+
+def test_whoever_winds_down_looks_for_what_became_of_the_cancelled_jobs_but_not_for_long() -> None:
+    state = make_state(attempt(1), plan=make_plan(shards=1), control={"mode": "keep", "epoch": 1}, cancelled=frozenset({("me", 1)}))
+    assert LookAtStatus((("me", 1),)) in decide(state, at(1), TUNING)
+    seen = replace(state, looks={("me", 1): look(None, JobStatus("CANCELLED"), at(2))}, markers_at=at(3), commits_at=at(3))
+    actions = decide(seen, at(3), TUNING)
+    assert isinstance(actions[-1], Finish)
+    assert [n.cause for a in actions if isinstance(a, NoteOutcome) for n in a.notes] == ["cancelled"]
+    assert isinstance(decide(state, at(10), TUNING)[-1], Finish), "RunPod did not say: whoever resumes looks again"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "control", "word"),
+    [
+        ((), {}, "planned"),
+        ((attempt(1),), {}, "running"),
+        ((attempt(1, noted="dead", cause="failed"),), {}, "interrupted"),
+        ((attempt(1),), {"mode": "keep", "epoch": 1, "reason": "cancelled"}, "cancelled"),
+        ((attempt(1),), {"mode": "keep", "epoch": 1, "reason": "deadline"}, "stopped"),
+        ((attempt(1),), {"mode": "keep", "epoch": 1, "reason": "budget: no more"}, "stopped"),
+        ((attempt(1),), {"mode": "keep", "epoch": 1, "reason": "stalled busy: others"}, "stalled"),
+    ],
+)
+def test_a_run_is_called_what_a_person_would_call_it(attempts: tuple[Attempt, ...], control: dict[str, Any], word: str) -> None:
+    state = make_state(*attempts, plan=make_plan(shards=1), control=control)
+    assert run_word(state, survey(state, at(1))) == word
+
+
+# --- budgets that are too small --------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_below_one_reserve_says_what_it_must_be() -> None:
+    finish = decide(make_state(rules={"budget_usd": 0.001}), START, TUNING)[-1]
+    assert isinstance(finish, Finish)
+    assert finish.reason == (
+        "a budget of $0.0010 cannot start one job: each reserves up to $0.7000, the price of its whole executionTimeout. "
+        "Give at least $0.7100."
+    )
+
+
+@given(st.floats(0.0001, 50))
+def test_the_budget_that_is_asked_for_starts_a_job(price: float) -> None:
+    plan = make_plan(shards=2, usd_per_second=price)
+    needed = budget_needed(rules_for(plan))
+    assert len(sent(decide(make_state(plan=plan, rules={"budget_usd": needed}), START, TUNING))) >= 1

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from contract.keys import RunUri
-from contract.models import JournalEntry, StoreMode, encode
-from contract.protocol import Attempt, Finish, Pause, Stall
+from contract.models import REFUSAL, JournalEntry, StoreMode, encode
+from contract.protocol import Attempt, Finish, JobStatus, Pause, Stall
 from contract.store import put_first
 from contract.tree import read_tree
 from pipelines.cancel import cancel, set_control
@@ -114,6 +114,15 @@ class Protocol(RuleBasedStateMachine):
         self.world.kill_worker(job.worker)
         self.world.platform.lose(job)
 
+    @precondition(lambda self: self.world.platform.queued())
+    @rule(which=st.integers(0, 5))
+    def a_worker_refuses_a_job(self, which: int) -> None:
+        """One of another release, say: it never begins, and its answer is its last word."""
+        queued = self.world.platform.queued()
+        job = queued[which % len(queued)]
+        job.worker, job.error = "worker-old", f"{REFUSAL}input.task.revision is not here."
+        self.world.platform.finish(job, "FAILED")
+
     @precondition(lambda self: self.world.platform.jobs and self.world.living())
     @rule(which=st.integers(0, 9), forged=st.booleans(), times=st.integers(1, 2))
     def a_webhook_comes(self, which: int, forged: bool, times: int) -> None:
@@ -168,9 +177,10 @@ class Protocol(RuleBasedStateMachine):
             self._run_again()
         done = self.do(world.converge())
         for _ in range(4):
-            if isinstance(done, Finish) and done.state == "stopped" and done.cause == "cancelled":
+            if isinstance(done, Finish) and done.cause in ("cancelled", "refused"):
                 for client in list(world.clients):
-                    world.kill(client)  # it ended before the run was told to go on
+                    world.kill(client)  # it ended before the run was told to go on, or before its endpoint was put right
+                self._run_again()
                 done = self.do(world.converge())
         world.check()
         if isinstance(done, Finish) and done.cause == "budget":
@@ -204,6 +214,9 @@ class _AtOnce:
 
     async def cancel(self, job_id: str) -> None:
         self._world.platform.cancel(job_id)
+
+    async def status(self, job_id: str) -> JobStatus:
+        return self._world.platform.status_of(job_id)
 
 
 def test_no_night_is_bad_enough() -> None:

@@ -262,6 +262,7 @@ class Job:
     status: str = "IN_QUEUE"
     output: Any = None
     worker: str | None = None
+    error: str | None = None
     redelivered: int = 0
     over_since: datetime | None = None
 
@@ -293,7 +294,7 @@ class Platform:
         if job.over_since is not None and now >= job.over_since + timedelta(minutes=30):
             return JobStatus(None)  # the result's retention is over
         outcome = job.output.get("outcome") if isinstance(job.output, dict) else None
-        return JobStatus(job.status, outcome)
+        return JobStatus(job.status, outcome, job.error if job.status == "FAILED" else None, job.worker)
 
     def cancel(self, job_id: str) -> None:
         job = self.jobs.get(job_id)

@@ -10,7 +10,7 @@ import pytest
 from contract.errors import EndpointUnavailable, StoreUnavailable
 from contract.keys import RunUri
 from contract.memory import MemoryStore, Objects
-from contract.models import Control, StoreMode, decode, encode
+from contract.models import Control, EndMarker, PhaseSeconds, StartMarker, StoreMode, decode, encode
 from contract.protocol import Health, JobStatus
 from pipelines.cancel import cancel, set_control
 from pipelines.runs import RunHandle, read_control
@@ -131,9 +131,9 @@ async def test_cancel_ends_the_run_of_a_client_that_follows_it(tmp_path: Path, m
         assert (result.state, result.cause) == ("stopped", "cancelled")
         assert 0 < result.shards_done < 10
         report = await status(str(found.run.uri), stack=found.stack, store=found.store())
-        assert (report.state, report.epoch, report.ok) == (mode, 1, result.ok)
+        assert (report.state, report.epoch, report.ok) == ("cancelled", 1, result.ok)
         if mode == "keep":
-            assert not [s for s in report.outstanding if s.started], "what ran was let finish"
+            assert not report.outstanding, "what ran was let finish, and what waited is known to be over"
         before = found.committed
         again = await asyncio.wait_for(
             resume(str(found.run.uri), stack=found.stack, store=found.store(), jobs=found.jobs(), timer=found.timer), 30
@@ -148,9 +148,40 @@ async def test_cancel_ends_the_run_of_a_client_that_follows_it(tmp_path: Path, m
 
 
 async def test_cancelling_with_no_client_left_fences_what_is_queued(tmp_path: Path) -> None:
-    async with night(tmp_path, shards=6, work_s=5.0) as found:
+    async with night(tmp_path, shards=6, script={"start_s": 600.0}) as found:
         sent = await found.drive(follow=False)
         assert sent.state == "sent"
         told = await cancel(found.run, store=found.store(), jobs=found.jobs(), mode="stop")
         assert told.cancelled == sent.attempts
         assert (await found.jobs().health()).in_queue == 0
+
+
+async def test_jobs_that_were_cancelled_in_the_queue_are_over_at_once_and_hold_nothing(tmp_path: Path) -> None:
+    """No worker had them, so nothing waits for a second look: neither `status` nor the resume that follows."""
+    async with night(tmp_path, shards=6, script={"start_s": 600.0}) as found:
+        sent = await found.drive(follow=False)
+        told = await cancel(found.run, store=found.store(), jobs=found.jobs(), mode="keep")
+        assert told.over == told.cancelled == sent.attempts
+        stands = await status(str(found.run.uri), stack=found.stack, store=found.store())
+        assert (stands.state, stands.outstanding, stands.usd_reserved) == ("cancelled", (), 0)
+
+
+async def test_a_stopped_job_is_over_when_its_worker_has_written_the_end(tmp_path: Path) -> None:
+    async with night(tmp_path, shards=1, work_s=600.0) as found:
+        following = asyncio.ensure_future(found.drive())
+        await found.until(lambda: any("/starts/" in key for key in found.objects.data))
+        key = next(key for key in found.objects.data if "/starts/" in key)
+        await cancel(found.run, store=found.store(), jobs=found.jobs(), mode="stop")
+        begun = await status(str(found.run.uri), stack=found.stack, store=found.store())
+        assert len(begun.outstanding) == 1, "its worker has not said that it ended"
+        marker: StartMarker = decode(found.objects.data[key], StartMarker, where=key)
+        end = EndMarker(
+            plan=marker.plan, shard=marker.shard, execution=marker.execution, attempt=marker.attempt, outcome="partial", wall_s=3.0,
+            seconds=PhaseSeconds(computing=3.0), at=found.store().now(),
+        )  # fmt: skip
+        await found.store().put(found.run.keys.end(marker.shard, marker.execution), encode(end))
+        stands = await status(str(found.run.uri), stack=found.stack, store=found.store())
+        assert (stands.state, stands.outstanding, stands.usd_reserved) == ("cancelled", (), 0)
+        assert stands.usd_estimated > 0
+        result = await asyncio.wait_for(following, 30)
+        assert result.usd_estimated > 0, "who follows it waits a moment for the end, so that the cost is no guess"

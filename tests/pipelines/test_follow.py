@@ -13,17 +13,17 @@ import pytest
 from contract.errors import EndpointAuth, EndpointUnavailable, EndpointUnreachable, InfrastructureError
 from contract.keys import RunUri
 from contract.memory import MemoryStore, Objects
-from contract.models import JobRequest, PartCommit, decode, encode
+from contract.models import REFUSAL, JobRequest, PartCommit, decode, encode
 from contract.protocol import Health, JobStatus, Tuning, rules_for
 from contract.store import S3Store
 from emulator import ScriptedWorker
 from emulator.s3 import KeyPair, SeaweedS3
-from pipelines.follow import MOST_LOOKS, Driver, DriveResult, Notice, Progress, Sent
+from pipelines.follow import MOST_LOOKS, Driver, DriveResult, Ended, Notice, Progress, Sent
 from pipelines.ledger import Ledger
 from pipelines.runpod import RunPodClient, Timer
 from pipelines.runs import RunHandle, list_runs
 from pipelines.submit import resume, status
-from tests.contract.world import START, make_plan, reference_execution, stack_for, write_plan
+from tests.contract.world import SECRETS, START, make_plan, reference_execution, stack_for, write_plan
 from tests.pipelines.night import Night, night
 
 BOUND_S = 40.0
@@ -224,7 +224,7 @@ async def test_a_deadline_stops_the_run_and_leaves_it_resumable(tmp_path: Path) 
         assert result.shards_done < 8
         assert found.launched == 1, "a pace of one worker starts no second one"
         report = await status(str(found.run.uri), stack=found.stack, store=found.store())
-        assert (report.state, report.epoch) == ("keep", 1)
+        assert (report.state, report.epoch, report.outstanding) == ("stopped", 1, ())
         again = await bounded(resume(str(found.run.uri), stack=found.stack, store=found.store(), jobs=found.jobs(), timer=found.timer))
         check_complete(found, again)
 
@@ -338,6 +338,38 @@ async def test_a_shard_that_fails_in_every_attempt_ends_the_run_and_is_named(tmp
         assert result.failed_shards == ("00002",)
         assert result.shards_done == 3, "the others are finished"
         assert "00002" in result.reason
+        assert "poison" in result.reason
+        assert [shard for shard, said in result.errors if "poison" in said] == ["00002"]
+        first = next(e for e in found.events if isinstance(e, Ended))
+        assert first.error is not None
+        assert "poison" in first.error
+        stands = await status(str(found.run.uri), stack=found.stack, store=found.store())
+        assert stands.state == "failed"
+        assert "poison" in stands.errors[0][1], "from storage alone"
+
+
+async def test_a_job_that_its_worker_refuses_is_sent_once_and_ends_the_run(tmp_path: Path) -> None:
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        return {"error": f"{REFUSAL}input.task.revision is 'abc'."}
+
+    async with night(tmp_path, shards=5, script={"handler": handler}) as found:
+        result = await bounded(found.drive())
+        assert (result.state, result.cause) == ("failed", "refused")
+        assert "input.task.revision is 'abc'." in result.reason
+        assert result.attempts <= 5, "no shard is sent twice"
+        stands = await status(str(found.run.uri), stack=found.stack, store=found.store())
+        assert (stands.state, stands.outstanding, stands.usd_reserved) == ("failed", (), 0)
+        assert "input.task.revision" in stands.errors[0][1]
+
+
+async def test_what_a_worker_says_cannot_carry_the_stacks_secrets_into_the_journal(tmp_path: Path) -> None:
+    async def handler(job: dict[str, Any], worker: ScriptedWorker) -> Any:
+        return {"error": f"{REFUSAL}no access with {SECRETS.worker_s3.accessSecret}"}
+
+    async with night(tmp_path, shards=1, script={"handler": handler}) as found:
+        result = await bounded(found.drive())
+        assert "no access with <hidden>" in result.reason
+        assert not [key for key, data in found.objects.data.items() if SECRETS.worker_s3.accessSecret.encode() in data]
 
 
 async def test_a_shard_that_kills_its_worker_takes_no_other_shard_with_it(tmp_path: Path) -> None:
@@ -365,7 +397,7 @@ async def test_a_shard_that_kills_its_worker_takes_no_other_shard_with_it(tmp_pa
         assert (result.state, result.cause) == ("failed", "attempts")
         assert result.failed_shards == ("00000",)
         assert result.shards_done == 1, "the other is finished, though it died beside it as often as a shard may"
-        assert "1 shards failed in every attempt (00000)" in result.reason
+        assert "1 shard failed in every attempt (00000)" in result.reason
         assert result.attempts <= 8
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -11,7 +12,8 @@ from contract.keys import RunUri
 from contract.memory import MemoryStore, Objects
 from contract.models import encode
 from pipelines.runs import endpoint_of, list_runs, load_run, read_control
-from tests.contract.world import START, make_plan, stack_for, write_plan
+from pipelines.submit import overviews
+from tests.contract.world import PLAN_ID, START, make_plan, stack_for, write_plan
 
 
 async def test_a_run_is_loaded_with_the_mode_that_was_proven_when_it_was_planned() -> None:
@@ -51,6 +53,23 @@ async def test_runs_are_listed_the_latest_first_and_under_their_prefix() -> None
     store.objects.data["team/runs/half/input/00000.jsonl.zst"] = b""
     assert [r.run_id for r in await list_runs(store)] == ["r0-abababab"]
     assert [r.run_id for r in await list_runs(store, "team/")] == ["r2-abababab", "r1-abababab"]
+
+
+async def test_the_list_of_runs_says_how_each_stands() -> None:
+    store = MemoryStore(Objects(instant=START))
+    for name in ("planned", "done", "torn"):
+        root = f"runs/{name}-abababab"
+        await write_plan(store, replace(make_plan(), run=f"s3://memory/{root}", run_id=f"{name}-abababab"))
+    kept = {"plan": PLAN_ID, "state": "complete", "ok": 5, "failed": 1, "usd_estimated": 0.25, "of_a_later_version": True}
+    store.objects.data["runs/done-abababab/summary.json"] = msgspec.json.encode(kept)
+    store.objects.data["runs/planned-abababab/summary.json"] = b"{torn"
+    store.objects.data["runs/torn-abababab/control.json"] = b"{torn"
+    said: list[str] = []
+    found = {one.listing.run_id[:-9]: one for one in await overviews(await list_runs(store), store, said.append)}
+    assert (found["done"].state, found["done"].ok, found["done"].failed, found["done"].usd_estimated) == ("complete", 5, 1, 0.25)
+    assert (found["planned"].state, found["planned"].ok) == ("planned", 0)
+    assert found["torn"].state == "damaged"
+    assert len(said) == 1, "one damaged run hides no other"
 
 
 def test_the_endpoint_is_found_by_its_id() -> None:

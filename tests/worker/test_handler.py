@@ -131,6 +131,7 @@ async def test_a_job_that_breaks_the_contract_fails_with_one_sentence_that_names
     change(job)
     answer = await house.worker.handle(job)
     assert set(answer) == {"error"}
+    assert answer["error"].startswith("refused: "), "by which a client knows that sending it again is in vain"
     assert field_ in answer["error"]
     assert "\n" not in answer["error"]
     assert not any(secret in answer["error"] for secret in [*SECRETS.values(), "FwoGZXIvYXdzEXAMPLETOKEN"])
@@ -414,6 +415,7 @@ async def test_a_store_without_an_answer_is_a_failed_job_with_one_sentence(house
     answer = await house.worker.handle(job)
     assert set(answer) == {"error"}
     assert "got no answer" in answer["error"]
+    assert not answer["error"].startswith("refused"), "that may go better the next time"
 
 
 async def test_a_fault_of_ours_never_shows_a_secret(house: House, capsys: pytest.CaptureFixture[str]) -> None:
