@@ -44,6 +44,10 @@ class Session:
     json_output: bool = False
     run: str | None = None
     resume: str | None = None
+    cancel: str | None = None
+    """What to type to end the run's jobs."""
+    jobs_out: int = 0
+    """Jobs of the run that RunPod has, as far as this command knows: they go on, and cost, when it ends."""
     secrets: set[str] = field(default_factory=set)
 
     def hide(self, values: Iterable[str]) -> None:
@@ -63,7 +67,8 @@ session = Session()
 def begin(*, json_output: bool) -> Session:
     """Start over: a new invocation in this process (tests make many)."""
     session.json_output = json_output
-    session.run = session.resume = None
+    session.run = session.resume = session.cancel = None
+    session.jobs_out = 0
     session.secrets.clear()
     session.hide(value for name, value in os.environ.items() if SECRET_VARIABLES.search(name))
     return session
@@ -224,8 +229,11 @@ def guarded(function: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def say_interrupted() -> int:
-    """Nothing is lost by an interruption: say how to go on."""
+    """Nothing is lost by an interruption: say how to go on, and that jobs which are out cost on."""
     fix = f"Nothing is lost. Go on with: {session.resume}" if session.resume else "Nothing was sent."
+    if session.jobs_out and session.cancel:
+        jobs = "1 job is" if session.jobs_out == 1 else f"{session.jobs_out:,} jobs are"
+        fix = f"{fix}. {jobs} still with RunPod and will be paid for; to end them: {session.cancel}"
     _report(INTERRUPTED, "interrupted.", fix=fix)
     return INTERRUPTED
 
@@ -310,6 +318,8 @@ def _report(code: int, what: str, *, where: str | None = None, fix: str | None =
             "fix": fix,
             "exit_code": code,
         }
+        if code == INTERRUPTED and session.run is not None:
+            record["jobs_out"] = session.jobs_out
         if details:
             record["details"] = list(details)
         print(session.clean(json.dumps(record)))

@@ -34,6 +34,8 @@ class Snapshot:
     unit: str = "rows"
     failed: int = 0
     facts: tuple[str, ...] = ()
+    planned_s: float | None = None
+    """What the whole phase was planned to take: shown while nothing of it is done, since shards come in large pieces."""
 
 
 class Progress(Protocol):
@@ -67,8 +69,25 @@ def describe(snapshot: Snapshot, elapsed: float) -> str:
         share = f"{snapshot.done:,} of {snapshot.total:,} {snapshot.unit} ({snapshot.done * 100 // snapshot.total} %)"
     else:
         share = f"{snapshot.done:,} {snapshot.unit}"
-    parts = [share, *([f"{snapshot.failed:,} failed"] if snapshot.failed else []), *snapshot.facts, duration(elapsed)]
+    took = duration(elapsed)
+    if _planned(snapshot) is not None:
+        took = f"{took} of about {duration(snapshot.planned_s or 0)} planned"
+    parts = [share, *([f"{snapshot.failed:,} failed"] if snapshot.failed else []), *snapshot.facts, took]
     return f"{snapshot.phase}: {', '.join(parts)}"
+
+
+def _planned(snapshot: Snapshot) -> float | None:
+    """The planned time, where it is all that can be said of what is left."""
+    return snapshot.planned_s if snapshot.planned_s and snapshot.total and not snapshot.done else None
+
+
+def filled(snapshot: Snapshot, elapsed: float) -> float:
+    """How much of the bar, of `total`: what is done, or while that is nothing the elapsed share of the planned time, never all of it."""
+    total = snapshot.total or 0
+    planned = _planned(snapshot)
+    if planned is not None:
+        return total * min(0.95, elapsed / planned)
+    return float(min(snapshot.done, total))
 
 
 class Quiet:
@@ -182,7 +201,7 @@ class Live:
         if snapshot.facts:
             lines.append(Text(", ".join(snapshot.facts), no_wrap=True, overflow="ellipsis", style="dim"))
         if snapshot.total:
-            lines.append(ProgressBar(total=snapshot.total, completed=min(snapshot.done, snapshot.total), width=60))
+            lines.append(ProgressBar(total=snapshot.total, completed=filled(snapshot, elapsed), width=60))
         return Group(*lines)
 
 

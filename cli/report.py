@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pipelines.plan import PlannedRun
     from pipelines.verify import VerifyReport
 
+MOST_ERRORS = 20
+"""Shards whose jobs' errors are told: with more, the first ones say it all."""
 FINISHED_WRONG, INFRASTRUCTURE, STOPPED = 1, 3, 4
 
 
@@ -28,8 +30,26 @@ def span(found: Range3, show: Any) -> str:
     return f"{show(found.likely)} ({show(found.low)} to {show(found.high)})"
 
 
-def plan_lines(planned: PlannedRun) -> list[str]:
-    """What a run would do and cost."""
+def budget_lines(plan: Plan, asked: float | None) -> list[str]:
+    """The budget in force, and whether it can start a job at all. `asked`: this command's own, which goes before the stored one."""
+    from contract.protocol import budget_needed, rules_for
+
+    budget = plan.budget_usd if asked is None else asked
+    if budget is None:
+        return []
+    stored = f" (of this command; the plan keeps {usd(plan.budget_usd)})" if plan.budget_usd not in (None, budget) else ""
+    rules = rules_for(plan)
+    lines = [f"  budget   {usd(budget)}{stored}"]
+    if budget < rules.reserve_usd:
+        lines.append(
+            f"           cannot start one job: each reserves up to {usd(rules.reserve_usd)}, the price of its whole executionTimeout; "
+            f"give at least {usd(budget_needed(rules))}"
+        )
+    return lines
+
+
+def plan_lines(planned: PlannedRun, budget: float | None = None) -> list[str]:
+    """What a run would do and cost. `budget`: this command's."""
     plan = planned.plan
     estimate = plan.estimate
     files = plan.dataset.files
@@ -45,13 +65,13 @@ def plan_lines(planned: PlannedRun) -> list[str]:
         f"  cost     {span(estimate.usd, usd)}",
         f"  basis    {estimate.basis}",
     ]
-    if plan.budget_usd is not None:
-        lines.append(f"  budget   {usd(plan.budget_usd)}")
-    return lines
+    return lines + budget_lines(plan, budget)
 
 
-def plan_record(planned: PlannedRun, *, stored: bool) -> dict[str, Any]:
-    """The plan for programs."""
+def plan_record(planned: PlannedRun, *, stored: bool, budget: float | None = None) -> dict[str, Any]:
+    """The plan for programs. `budget`: this command's."""
+    from contract.protocol import rules_for
+
     plan = planned.plan
     estimate = plan.estimate
 
@@ -72,7 +92,8 @@ def plan_record(planned: PlannedRun, *, stored: bool) -> dict[str, Any]:
         "seconds": three(estimate.seconds),
         "usd": three(estimate.usd),
         "usd_planned": estimate.usd.likely,
-        "budget_usd": plan.budget_usd,
+        "budget_usd": plan.budget_usd if budget is None else budget,
+        "usd_reserved_per_job": rules_for(plan).reserve_usd,
         "notices": list(planned.notices),
     }
     if planned.whole is not None:
@@ -95,6 +116,15 @@ class Report:
     judged: VerifyReport | None
     seconds: float
     rest_rows: int = 0
+    idle_timeout_s: float | None = None
+    """Of the endpoint: how long a worker waits for more before it stops, and costs."""
+
+    @property
+    def idle_usd(self) -> float | None:
+        """What the workers' last idle times may add to the estimate, which rests on executions alone."""
+        if self.idle_timeout_s is None or not self.result.workers:
+            return None
+        return self.result.workers * self.idle_timeout_s * self.plan.infra.usd_per_second
 
     @property
     def state(self) -> str:
@@ -119,7 +149,10 @@ class Report:
         if self.judged is not None and not self.judged.clean:
             return str(self.judged.failure())
         failed = self.collected.failed if self.collected else self.result.failed
-        return f"{failed:,} of {self.result.rows:,} rows failed; see the errors file." if failed else ""
+        if not failed:
+            return ""
+        see = "see the errors file." if self.collected else "`collect` writes them to an errors file."
+        return f"{failed:,} of {self.result.rows:,} rows failed; {see}"
 
     @property
     def whole(self) -> tuple[int, float, float] | None:
@@ -164,7 +197,18 @@ def report_record(report: Report) -> dict[str, Any]:
         "usd_estimated": result.usd_estimated,
     }
     if report.state != "complete":
-        record |= {"cause": result.cause, "reason": result.reason, "shards_done": result.shards_done, "usd_reserved": result.usd_reserved}
+        record |= {
+            "cause": result.cause,
+            "reason": result.reason,
+            "shards_done": result.shards_done,
+            "failed_shards": list(result.failed_shards),
+            "job_errors": dict(result.errors[:MOST_ERRORS]),
+            "usd_reserved": result.usd_reserved,
+        }
+        if result.usd_needed is not None:
+            record["usd_needed"] = result.usd_needed
+    if report.idle_usd is not None:
+        record["usd_idle"] = report.idle_usd
     if collected is not None and collected.missing_rows:
         record["missing"] = collected.missing_rows
     if collected is not None and collected.renamed:
@@ -189,8 +233,7 @@ def report_lines(report: Report, options: str = "") -> list[str]:
         f"  shards   {result.shards_done:,} of {result.shards:,} done in {result.attempts:,} attempts",
         f"  time     {duration(report.seconds)}; on workers: loading {duration(phases.loading)}, reading {duration(phases.reading)}, "
         f"computing {duration(phases.computing)}, writing {duration(phases.writing)}",
-        f"  cost     {usd(result.usd_estimated)} estimated from {result.worker_seconds:,.1f} worker seconds; "
-        f"planned {span(estimate.usd, usd)}",
+        f"  cost     {cost_text(report)}; planned {span(estimate.usd, usd)}",
     ]
     if collected is not None:
         lines.append(f"  output   {collected.names.out} ({collected.ok:,} rows)")
@@ -202,8 +245,41 @@ def report_lines(report: Report, options: str = "") -> list[str]:
         lines.append(f"  images   {report.judged.images}")
     if (whole := report.whole) is not None:
         lines.append(f"  all rows {whole[0]:,} at this speed: {whole[1]:,.0f} worker seconds, {usd(whole[2])}")
-    if report.state != "complete":
-        lines.append(f"next: {program()} resume {plan.run_id}{options}")
-    elif collected is None:
-        lines.append(f"next: {program()} collect {plan.run_id}{options}")
+    said: list[str] = []
+    for shard, text in result.errors[:MOST_ERRORS]:
+        if text not in said:
+            lines.append(f"  error    shard {shard}: {text}")
+            said.append(text)
+    if (next_ := next_line(report, options)) is not None:
+        lines.append(next_)
     return lines
+
+
+def cost_text(report: Report) -> str:
+    """What it cost as far as is known, and what is not in that number."""
+    result = report.result
+    least = "at least " if result.usd_reserved > 0 else ""
+    text = f"{least}{usd(result.usd_estimated)} estimated from {result.worker_seconds:,.1f} worker seconds"
+    if result.usd_reserved > 0:
+        text += f", up to {usd(result.usd_reserved)} more for jobs that are not known to be over"
+    if report.idle_usd is not None:
+        workers = "1 worker" if result.workers == 1 else f"{result.workers:,} workers"
+        waited = duration(report.idle_timeout_s or 0)
+        text += f" (without idle time: {usd(report.idle_usd)} more where {workers} waited {waited} at the end)"
+    return text
+
+
+def next_line(report: Report, options: str) -> str | None:
+    """What to type next, where that leads on."""
+    plan, result = report.plan, report.result
+    if report.state == "complete":
+        return f"next: {program()} collect {plan.run_id}{options}" if report.collected is None else None
+    if report.state == "failed" and result.cause == "refused":
+        return f"next: put that right and run it anew; where the endpoint was wrong: {program()} resume {plan.run_id}{options}"
+    if report.state == "failed":
+        if report.collected is not None or not result.shards_done:
+            return None
+        return f"next: {program()} collect {plan.run_id} --partial{options}, for the shards that are done"
+    if result.usd_needed is not None:
+        return f"next: {program()} resume {plan.run_id}{options} --budget {result.usd_needed:.2f}, or more"
+    return f"next: {program()} resume {plan.run_id}{options}"

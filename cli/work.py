@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from cli.output import emit, say
 from cli.policy import program, session
 from cli.progress import Progress, Snapshot, shown
-from cli.report import Report, plan_lines, plan_record, renames, report_lines, report_record
+from cli.report import MOST_ERRORS, Report, plan_lines, plan_record, renames, report_lines, report_record
 from contract.errors import InfrastructureError, NotFound, UsageError
 from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, check_url, load_stack, secrets_from, state_dir
 from contract.keys import RunUri
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pipelines.plan import PlanEvent, PlannedRun, PlanRequest
     from pipelines.prices import Throughput
     from pipelines.runs import RunHandle
+    from pipelines.submit import RunOverview, RunStatus
     from pipelines.verify import VerifyReport
 
 T = TypeVar("T")
@@ -333,6 +334,7 @@ def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
     from pipelines import follow
 
     said: dict[str, float] = {}
+    told: set[str | None] = set()
 
     def note(text: str) -> None:
         now = time.monotonic()
@@ -342,9 +344,15 @@ def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
 
     def show(event: Event) -> None:
         if isinstance(event, follow.Progress):
-            progress.update(Snapshot("computing", event.ok + event.failed, event.rows, failed=event.failed, facts=facts_of(event)))
+            session.jobs_out = event.shards.get("running", 0) + event.shards.get("queued", 0)
+            done, planned_s = event.ok + event.failed, plan.estimate.seconds.likely
+            progress.update(Snapshot("computing", done, event.rows, failed=event.failed, facts=facts_of(event), planned_s=planned_s))
+        elif isinstance(event, follow.Sent):
+            session.jobs_out += event.ordinary + event.low_priority
         elif isinstance(event, follow.Ended):
-            note(f"shard {event.shard}: attempt {event.attempt} is {event.state} ({event.cause or 'no cause given'})")
+            why = "" if event.error is None or event.error in told else f": {event.error}"
+            told.add(event.error)
+            note(f"shard {event.shard}: attempt {event.attempt} is {event.state} ({event.cause or 'no cause given'}){why}")
         elif isinstance(event, follow.Notice):
             note(f"{event.kind.replace('_', ' ')}: {event.text}")
 
@@ -378,6 +386,8 @@ def facts_of(event: Any) -> tuple[str, ...]:
     if event.workers is not None:
         workers = [f"{getattr(event.workers, key)} {key}" for key in ("initializing", "idle", "running", "throttled", "unhealthy")]
         parts.append("workers: " + (", ".join(text for text in workers if not text.startswith("0 ")) or "none"))
+        if shards.get("queued") and not shards.get("running"):
+            parts.append("waiting for a worker" + (" to start" if not event.workers.live or event.workers.initializing else ""))
     return (*parts, f"${event.usd_estimated:.4f} so far")
 
 
@@ -591,7 +601,22 @@ async def finish(
     await write_summary(store, run.keys, summary)
     if result.state == "complete":
         keep_speed(run.plan, result, store.now(), progress)
-    return Report(plan=run.plan, result=result, collected=collected, judged=judged, seconds=seconds, rest_rows=rest_rows)
+    return Report(
+        plan=run.plan,
+        result=result,
+        collected=collected,
+        judged=judged,
+        seconds=seconds,
+        rest_rows=rest_rows,
+        idle_timeout_s=idle_timeout(stack, run.plan),
+    )
+
+
+def idle_timeout(stack: Stack, plan: Plan) -> float:
+    """Of the run's endpoint, in seconds."""
+    from pipelines.runs import endpoint_of
+
+    return endpoint_of(plan, stack.facts).idle_timeout_s
 
 
 def say_report(report: Report, where: Where) -> int:
@@ -610,6 +635,7 @@ def begin_run(run: str, where: Where) -> None:
     """From here on an interruption can say how to go on."""
     session.run = run
     session.resume = f"{program()} resume {run.rsplit('/', 1)[-1]}{where.options}"
+    session.cancel = f"{program()} cancel {run.rsplit('/', 1)[-1]} --stop{where.options}"
 
 
 # --- commands ------------------------------------------------------------------------------------------------------------------------
@@ -626,9 +652,9 @@ def show_plan(where: Where, asked: Asked, how: Following | None = None, *, store
 
     planned = run_async(main)
     if session.json_output:
-        emit(plan_record(planned, stored=store))
+        emit(plan_record(planned, stored=store, budget=asked.budget_usd))
     else:
-        for line in plan_lines(planned):
+        for line in plan_lines(planned, asked.budget_usd):
             print(session.clean(line))
         if store:
             print(f"next: {program()} submit {planned.plan.run_id}{where.options}, or resume, which collects as well")
@@ -649,7 +675,7 @@ def run(where: Where, asked: Asked, how: Following) -> int:
         with shown() as progress:
             planned = await make_plan(stack, asked, progress, dry_run=False)
             begin_run(str(planned.uri), where)
-            for line in plan_lines(planned):
+            for line in plan_lines(planned, how.budget_usd):
                 progress.note(line)
             async with buckets_of(stack) as buckets:
                 handle = await load_run(buckets.main, planned.uri)
@@ -690,14 +716,14 @@ def submit(where: Where, run: str, how: Following) -> int:
             handle = await load_run(buckets.main, uri)
             with shown() as progress:
                 result = await follow_run(stack, handle, buckets.main, how, progress)
-            return Report(plan=handle.plan, result=result, collected=None, judged=None, seconds=time.monotonic() - began)
+            seconds, idle = time.monotonic() - began, idle_timeout(stack, handle.plan)
+            return Report(plan=handle.plan, result=result, collected=None, judged=None, seconds=seconds, idle_timeout_s=idle)
 
     return say_report(run_async(main), where)
 
 
 def status(where: Where, run: str) -> int:
     """How a run stands, from storage alone. Exit code 0 whatever it is: the state is the answer."""
-    from pipelines.submit import RunStatus
     from pipelines.submit import status as status_of
 
     async def main() -> RunStatus:
@@ -720,6 +746,7 @@ def status(where: Where, run: str) -> int:
                 "executions": found.executions,
                 "outstanding": len(found.outstanding),
                 "failed_shards": list(found.failed_shards),
+                "job_errors": dict(found.errors[:MOST_ERRORS]),
                 "epoch": found.epoch,
                 "usd_planned": plan.estimate.usd.likely,
                 "usd_estimated": found.usd_estimated,
@@ -730,15 +757,37 @@ def status(where: Where, run: str) -> int:
     print(f"run {plan.run}: {found.state}")
     print(f"  rows     {found.ok + found.failed:,} of {found.rows:,} done: {found.ok:,} ok, {found.failed:,} failed")
     print(f"  shards   {', '.join(f'{count:,} {name}' for name, count in found.shards.items() if count)}")
-    print(f"  jobs     {found.attempts:,} attempts, {found.executions:,} executions, {len(found.outstanding):,} may still come")
-    print(f"  cost     ${found.usd_estimated:.4f} so far, ${found.usd_reserved:.4f} reserved, ${plan.estimate.usd.likely:.4f} planned")
-    if found.failed_shards:
-        print(f"  failed   {', '.join(found.failed_shards[:20])}")
+    for line in status_lines(found):
+        print(session.clean(line))
     if found.state == "complete":
         print(f"next: {program()} collect {plan.run_id}{where.options}")
-    else:
+    elif found.state != "failed":
         print(f"next: {program()} resume {plan.run_id}{where.options}")
+    elif found.ok + found.failed:
+        print(f"next: {program()} collect {plan.run_id} --partial{where.options}, for the shards that are done")
     return 0
+
+
+def status_lines(found: RunStatus) -> list[str]:
+    """Jobs, cost and errors of a run's status, for a person."""
+    told = found.state in ("cancelled", "stopped", "stalled", "failed")
+    come = f"{len(found.outstanding):,} {'not known to be over, told to end' if told else 'may still come'}"
+    attempts = "1 attempt" if found.attempts == 1 else f"{found.attempts:,} attempts"
+    executions = "1 execution" if found.executions == 1 else f"{found.executions:,} executions"
+    least = "at least " if found.usd_reserved > 0 and told else ""
+    reserved = f", ${found.usd_reserved:.4f} reserved for jobs that may still cost" if found.usd_reserved else ""
+    lines = [
+        f"  jobs     {attempts}, {executions}" + (f", {come}" if found.outstanding else ""),
+        f"  cost     {least}${found.usd_estimated:.4f} so far{reserved}, ${found.run.plan.estimate.usd.likely:.4f} planned",
+    ]
+    if found.failed_shards:
+        lines.append(f"  failed   {', '.join(found.failed_shards[:20])}")
+    said: list[str] = []
+    for shard, text in found.errors[:MOST_ERRORS]:
+        if text not in said:
+            lines.append(f"  error    shard {shard}: {text}")
+            said.append(text)
+    return lines
 
 
 def collect(where: Where, run: str, how: Following) -> int:
@@ -866,9 +915,11 @@ def cancel(where: Where, run: str, *, stop: bool) -> int:
         emit(
             {
                 "run": uri,
-                "state": "complete" if found.complete else mode,
+                "state": "complete" if found.complete else "cancelled",
+                "mode": mode,
                 "epoch": found.epoch,
                 "cancelled": found.cancelled,
+                "over": found.over,
                 "running": found.running,
                 "unknown": found.unknown,
                 "refused": found.failed,
@@ -878,56 +929,64 @@ def cancel(where: Where, run: str, *, stop: bool) -> int:
         print(f"run {uri} is complete: nothing was there to stop")
         print(f"next: {program()} collect {uri.rsplit('/', 1)[-1]}{where.options}")
     else:
-        print(f"run {uri} is told to {'end at once' if stop else 'start nothing new'}: {found.cancelled} jobs cancelled", end="")
-        print(f", {found.running} left to finish" if not stop else ", what they have finished is kept")
+        jobs = "1 job" if found.cancelled == 1 else f"{found.cancelled:,} jobs"
+        rest = "" if stop else f", {found.running:,} left to finish"
+        print(f"run {uri} is told to {'end at once' if stop else 'start nothing new'}: {jobs} cancelled{rest}; finished shards are kept")
         print(f"next: {program()} resume {uri.rsplit('/', 1)[-1]}{where.options}, to go on, or collect --partial")
     return 0
 
 
 def runs(where: Where) -> int:
     """List runs."""
-    from pipelines.runs import RunListing, list_runs
+    from pipelines.runs import list_runs
+    from pipelines.submit import overviews
 
     damaged: list[str] = []
 
-    async def main() -> tuple[RunListing, ...]:
+    async def main() -> tuple[RunOverview, ...]:
         stack = await find_stack(where)
         async with buckets_of(stack) as buckets:
-            return await list_runs(buckets.main, stack.facts.store.prefix, damaged.append)
+            listed = await list_runs(buckets.main, stack.facts.store.prefix, damaged.append)
+            return await overviews(listed, buckets.main, damaged.append)
 
     found = run_async(main)
     for text in damaged:
         say(f"nightbatch: {text}")
     code = 1 if damaged else 0
     if session.json_output:
-        emit(
-            {
-                "damaged": damaged,
-                "runs": [
-                    {
-                        "run": one.uri,
-                        "created_at": one.plan.created_at.isoformat(),
-                        "task": one.plan.task.kind,
-                        "model": one.plan.task.model,
-                        "rows": one.plan.dataset.rows,
-                        "shards": len(one.plan.shards),
-                        "usd_planned": one.plan.estimate.usd.likely,
-                    }
-                    for one in found
-                ],
-            }
-        )
+        emit({"damaged": damaged, "runs": [overview_record(one) for one in found]})
         return code
     if not found:
         print("no runs")
-    width = max((len(one.run_id) for one in found), default=0)
+    width = max((len(one.listing.run_id) for one in found), default=0)
     for one in found:
-        plan = one.plan
+        plan, done = one.listing.plan, one.ok + one.failed
+        failed = f" ({one.failed:,} failed)" if one.failed else ""
         print(
-            f"{one.run_id:<{width}}  {plan.created_at:%Y-%m-%d %H:%M}  {plan.task.kind} {plan.task.model}  "
-            f"{plan.dataset.rows:,} rows, {len(plan.shards):,} shards, ${plan.estimate.usd.likely:.4f} planned"
+            session.clean(
+                f"{one.listing.run_id:<{width}}  {plan.created_at:%Y-%m-%d %H:%M}  {one.state:<11}  {plan.task.kind} {plan.task.model}  "
+                f"{done:,} of {plan.dataset.rows:,} rows{failed}, ${one.usd_estimated:.4f} of ${plan.estimate.usd.likely:.4f} planned"
+            )
         )
     return code
+
+
+def overview_record(one: RunOverview) -> dict[str, Any]:
+    """A listed run for programs."""
+    plan = one.listing.plan
+    return {
+        "run": one.listing.uri,
+        "state": one.state,
+        "created_at": plan.created_at.isoformat(),
+        "task": plan.task.kind,
+        "model": plan.task.model,
+        "rows": plan.dataset.rows,
+        "ok": one.ok,
+        "failed": one.failed,
+        "shards": len(plan.shards),
+        "usd_planned": plan.estimate.usd.likely,
+        "usd_estimated": one.usd_estimated,
+    }
 
 
 def version() -> int:

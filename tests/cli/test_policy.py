@@ -116,6 +116,19 @@ def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -
     assert "nightbatch resume r1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("jobs", "said"), [(1, "1 job is still"), (12, "12 jobs are still"), (0, None)])
+def test_an_interruption_says_that_jobs_go_on_and_how_to_end_them(jobs: int, said: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        policy.session.resume, policy.session.cancel = "nightbatch resume r1", "nightbatch cancel r1 --stop"
+        policy.session.jobs_out = jobs
+        raise KeyboardInterrupt
+
+    assert end_of(command) == 130
+    err = capsys.readouterr().err
+    assert ("will be paid for; to end them: nightbatch cancel r1 --stop" in err) == bool(jobs)
+    assert said is None or said in err
+
+
 def test_sigterm_ends_a_command_as_an_interruption() -> None:
     code = (
         "import os, signal, time\nfrom cli.policy import guarded\nimport typer\n"

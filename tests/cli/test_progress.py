@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 
-from cli.progress import Lines, Quiet, Snapshot, duration, remaining, shown
+from cli.progress import Lines, Quiet, Snapshot, describe, duration, filled, remaining, shown
 
 
 class Clock:
@@ -39,6 +39,17 @@ def test_lines_come_on_change_every_few_seconds_and_at_both_ends_of_a_phase() ->
         "computing: 1,200 of 2,000 rows (60 %), 12 of 20 shards, 12 s",
         "collecting: 0 of 2,000 rows (0 %), 0.0 s",
     ]
+
+
+def test_while_no_shard_is_done_the_elapsed_share_of_the_planned_time_is_shown() -> None:
+    """A small dataset is one shard: its rows come all at once, at the end."""
+    waits = Snapshot("computing", 0, 208, planned_s=80.0)
+    assert describe(waits, 45.0) == "computing: 0 of 208 rows (0 %), 45 s of about 1 min 20 s planned"
+    assert filled(waits, 40.0) == 104
+    assert filled(waits, 800.0) < 208, "late, but not done"
+    some = Snapshot("computing", 52, 208, planned_s=80.0)
+    assert describe(some, 45.0) == "computing: 52 of 208 rows (25 %), 45 s"
+    assert filled(some, 45.0) == 52
 
 
 def test_where_nothing_changes_nothing_is_printed() -> None:

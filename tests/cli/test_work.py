@@ -36,7 +36,7 @@ from contract.models import (
     StorePin,
     TaskSpec,
 )
-from contract.protocol import Health
+from contract.protocol import Health, budget_needed, rules_for
 from pipelines.collect import Collected, Failure
 from pipelines.follow import DriveResult, Ended
 from pipelines.follow import Progress as FollowProgress
@@ -317,7 +317,9 @@ def test_every_end_of_a_run_has_its_exit_code_and_says_why(found: DriveResult, f
     assert record["state"] == found.state
     if found.state != "complete":
         assert record["reason"] == found.reason
-        assert report_lines(made)[-1] == "next: nightbatch resume rows-embed-00000000"
+        run = made.plan.run_id
+        rest = f"next: nightbatch collect {run} --partial, for the shards that are done"
+        assert report_lines(made)[-1] == (rest if found.state == "failed" else f"next: nightbatch resume {run}")
 
 
 def test_the_record_has_the_promised_keys() -> None:
@@ -365,3 +367,73 @@ def test_secrets_of_the_stack_are_cut_out_of_what_is_printed(capsys: pytest.Capt
     policy.session.hide(StackSecrets("rpa_0123456789", S3, S3).values)
     say("the key rpa_0123456789 was refused")
     assert capsys.readouterr().err == "the key <hidden> was refused\n"
+
+
+# --- what a person needs to know of money and failures ----------------------------------------------------------------------------------
+
+
+def planned_with(budget: float | None) -> PlannedRun:
+    made = msgspec.structs.replace(plan(), budget_usd=budget)
+    return PlannedRun(made, RunUri.parse("s3://bucket/runs/rows-embed-00000000"), existing=False, notices=(), rest_rows=0)
+
+
+def test_a_budget_that_cannot_start_one_job_is_said_with_the_plan_and_the_one_that_can() -> None:
+    reserve = rules_for(plan()).reserve_usd
+    text = "\n".join(plan_lines(planned_with(reserve / 2)))
+    assert f"cannot start one job: each reserves up to {usd(reserve)}" in text
+    assert f"give at least {usd(budget_needed(rules_for(plan())))}" in text
+    assert "cannot start" not in "\n".join(plan_lines(planned_with(reserve * 2)))
+    assert plan_record(planned_with(None), stored=True)["usd_reserved_per_job"] == reserve
+
+
+def test_the_budget_that_is_shown_is_the_one_in_force() -> None:
+    text = "\n".join(plan_lines(planned_with(0.05), 1.0))
+    assert "budget   $1.00 (of this command; the plan keeps $0.0500)" in text
+    assert plan_record(planned_with(0.05), stored=True, budget=1.0)["budget_usd"] == 1.0
+    assert "budget   $0.001000" not in "\n".join(plan_lines(planned_with(0.001)))
+    assert "budget   $0.0010" in "\n".join(plan_lines(planned_with(0.001)))
+
+
+def test_a_budgets_stop_says_which_budget_goes_on() -> None:
+    made = report(result(state="stopped", cause="budget", reason="no more.", usd_needed=0.12))
+    assert report_lines(made)[-1] == f"next: nightbatch resume {made.plan.run_id} --budget 0.12, or more"
+    assert report_record(made)["usd_needed"] == 0.12
+
+
+def test_a_refused_run_shows_the_workers_words_and_does_not_advise_to_try_again_as_it_is() -> None:
+    made = report(
+        result(state="failed", cause="refused", reason="the workers refuse it.", errors=(("00000", "`revision` is 'abc'."),), shards_done=0)
+    )
+    lines = report_lines(made)
+    assert "  error    shard 00000: `revision` is 'abc'." in lines
+    assert lines[-1].startswith("next: put that right")
+    assert report_record(made)["job_errors"] == {"00000": "`revision` is 'abc'."}
+
+
+def test_the_first_dead_attempt_says_why_and_the_next_do_not_repeat_it() -> None:
+    notes: list[str] = []
+
+    class Notes(Quiet):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    show = work.on_follow(Notes(), plan())
+    for number in (1, 2):
+        show(Ended("00000", number, "dead", "failed", "no memory"))
+    assert notes == ["shard 00000: attempt 1 is dead (failed): no memory", "shard 00000: attempt 2 is dead (failed)"]
+
+
+def test_a_cost_says_what_is_not_in_it() -> None:
+    made = replace(report(result(workers=2)), idle_timeout_s=30.0)
+    assert made.idle_usd == pytest.approx(2 * 30 * 0.0002)
+    cost = next(line for line in report_lines(made) if line.startswith("  cost"))
+    assert "(without idle time: $0.0120 more where 2 workers waited 30 s at the end)" in cost
+    stopped = replace(made, result=result(state="stopped", cause="cancelled", usd_reserved=0.1, workers=0))
+    cost = next(line for line in report_lines(stopped) if line.startswith("  cost"))
+    assert "at least $0.0060 estimated" in cost
+    assert "up to $0.1000 more for jobs that are not known to be over" in cost
+
+
+def test_rows_that_failed_in_a_run_that_is_not_collected_are_not_sought_in_a_file() -> None:
+    assert "`collect` writes them" in report(result(failed=2, ok=98)).sentence
+    assert "see the errors file" in report(result(failed=2, ok=98), collected(failed=2, ok=98)).sentence
