@@ -159,6 +159,8 @@ def tame(body: dict[str, Any], is_cpu: bool) -> dict[str, Any]:
     for name in ("timeout", "disk"):
         if name in body:
             body[name] = min(abs(body[name]), 10**9)
+    if "scaling" in body:  # the file has no upper bound, and no server has whole numbers without one
+        body["scaling"] = {name: value if isinstance(value, str) else min(value, 10**9) for name, value in body["scaling"].items()}
     if "image" in body:
         body["image"] = body["image"] or "x"
     body |= {"cpu": [{"id": "cpu5c", "vcpuCount": 8}]} if is_cpu else {"gpu": GPU}
