@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from cli import options as o
-from cli.policy import ended, guarded
+from cli.policy import begin, ended, explain, guarded, program, say_interrupted
 
 PLAIN = {
     "rich_markup_mode": None,
@@ -411,6 +413,36 @@ def local_status(json_output: o.Json = False) -> int:
     return machine.status()
 
 
+def invoked() -> int:
+    """Run the command that the arguments name; what to exit with. What the parser refuses is said as everything else is."""
+    try:
+        code = app(prog_name="nightbatch", standalone_mode=False)
+    except TyperException as error:
+        message = getattr(error, "format_message", None)
+        said = message() if message is not None else str(error)
+        context = getattr(error, "ctx", None)
+        if context is None or not said or said == context.get_help():  # a command that was named alone shows its help
+            getattr(error, "show", lambda: None)()
+            return 2
+        return misused(said, context.command_path)
+    except typer.Abort:
+        return say_interrupted()
+    return code if isinstance(code, int) else 0
+
+
+def misused(said: str, command: str) -> int:
+    """The parser's words in ours: `nightbatch: --limit: it must be at least 1. See: nightbatch run -h`."""
+    from contract.errors import UsageError
+
+    begin(json_output="--json" in sys.argv)
+    words = " ".join(said.split())
+    found = re.fullmatch(r"Invalid value for '?([^':]+)'?: (.*)", words)
+    where, what = (found[1], found[2]) if found else (None, words)
+    what = re.sub(r"^Value error, ", "", what).replace("Input should be greater than or equal to", "it must be at least")
+    what = what.replace("Input should be", "it must be").rstrip(".")
+    return explain(UsageError(f"{what[:1].lower()}{what[1:]}.", where=where, fix=f"See: {command.replace('nightbatch', program(), 1)} -h"))
+
+
 def main() -> None:
     """The console script."""
-    sys.exit(ended(lambda: app(prog_name="nightbatch")))
+    sys.exit(ended(lambda: sys.exit(invoked())))

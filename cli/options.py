@@ -80,14 +80,28 @@ IdColumn = Annotated[
 ]
 Param = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="KEY=VALUE", help="A field of each request's body, such as top_p=0.9; repeatable.", show_default=False),
+    typer.Option(
+        "--param",
+        metavar="KEY=VALUE",
+        help="A field of bodies that do not set it themselves, such as top_p=0.9; repeatable.",
+        show_default=False,
+    ),
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=1, metavar="N", help="Most new tokens a row; the same as --param max_tokens=N.", show_default=False),
+    typer.Option(
+        "--max-tokens",
+        min=1,
+        metavar="N",
+        help="Most new tokens of rows that set none themselves; short for --param max_tokens=N.",
+        show_default=False,
+    ),
 ]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", min=0.0, metavar="T", help="The same as --param temperature=T.", show_default=False)
+    float | None,
+    typer.Option(
+        "--temperature", min=0.0, metavar="T", help="Of rows that set none themselves; short for --param temperature=T.", show_default=False
+    ),
 ]
 Limit = Annotated[
     int | None,
@@ -129,7 +143,12 @@ class Dtype(StrEnum):
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="How embeddings are written to Parquet.")]
 Deadline = Annotated[
     str | None,
-    typer.Option("--deadline", metavar="SPAN", help="Stop sending after this time from now, such as 6h or 45m.", show_default=False),
+    typer.Option(
+        "--deadline",
+        metavar="SPAN",
+        help="After this time from now, such as 6h or 45m, send nothing more and cancel queued jobs.",
+        show_default=False,
+    ),
 ]
 Again = Annotated[
     str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -75,12 +76,31 @@ def test_the_documentation_is_what_help_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("frobnicate",), ("run",), ("run", "x.jsonl", "--task", "dance", "--model", "m"), ("run", "x.jsonl", "--nonsense"), ("status",)],
+    ("arguments", "sentence"),
+    [
+        ("frobnicate", "no such command 'frobnicate'. See: nightbatch -h"),
+        ("run", "missing argument 'DATASET'. See: nightbatch run -h"),
+        ("run x.jsonl --model m", "missing option '--task'. Choose from: generate, embed. See: nightbatch run -h"),
+        ("run x.jsonl --task dance --model m", "--task: 'dance' is not one of 'generate', 'embed'. See: nightbatch run -h"),
+        ("run x.jsonl --nonsense", "no such option: --nonsense. See: nightbatch run -h"),
+        ("run x.jsonl --task embed --model m --limit 0", "--limit: it must be at least 1. See: nightbatch run -h"),
+        ("status", "RUN: name one run, or say --all-stacks. See: nightbatch status -h"),
+    ],
 )
-def test_wrong_usage_ends_with_two_and_a_sentence(arguments: tuple[str, ...]) -> None:
-    done = nightbatch(*arguments)
+def test_wrong_usage_ends_with_two_and_a_sentence_in_the_same_voice_as_all_others(arguments: str, sentence: str) -> None:
+    done = nightbatch(*arguments.split())
     assert done.returncode == 2
-    assert "Error" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr == f"nightbatch: {sentence}\n"
     assert done.stdout == ""
+
+
+def test_wrong_usage_is_one_json_object_where_that_was_asked_for() -> None:
+    done = nightbatch("run", "x.jsonl", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_a_program_that_is_named_alone_shows_its_help() -> None:
+    done = nightbatch()
+    assert "Commands:" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
