@@ -52,7 +52,7 @@ def test_a_create_that_met_trouble_makes_one_endpoint(site: Site, cloud: Cloud, 
     site.declare(endpoint("gen"), endpoint("other", opts={"depends_on": ["gen"]}))
     with cloud.hooked(fault):
         site.up()
-    assert fault.happened == max(1, fault.happened), what
+    assert fault.happened >= 1, what
     assert fault.left == 0, "the fault did happen"
     assert set(cloud.live("serverless")) == {"gen", "other"}
     assert site.id("gen") == cloud.live("serverless")["gen"]["id"]
