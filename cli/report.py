@@ -22,7 +22,12 @@ FINISHED_WRONG, INFRASTRUCTURE, STOPPED = 1, 3, 4
 
 def usd(value: float) -> str:
     """Dollars with as many digits as tell something: $12.34, $0.0042."""
-    return f"${value:,.2f}" if value >= 1 else f"${value:.4f}" if value >= 0.001 or value == 0 else f"${value:.6f}"
+    return f"${value:,.2f}" if value >= 1 else f"${value:.4f}" if value >= 0.0001 or value == 0 else f"${value:.6f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def span(found: Range3, show: Any) -> str:
@@ -230,17 +235,17 @@ def report_lines(report: Report, options: str = "") -> list[str]:
         f"  rows     {result.rows:,}: {result.ok:,} ok, {result.failed:,} failed"
         + (f"; {plan.dataset.skipped:,} skipped" if plan.dataset.skipped else ""),
         f"  tokens   {result.tokens_in:,} in, {result.tokens_out:,} out",
-        f"  shards   {result.shards_done:,} of {result.shards:,} done in {result.attempts:,} attempts",
+        f"  shards   {result.shards_done:,} of {result.shards:,} done in {counted(result.attempts, 'attempt')}",
         f"  time     {duration(report.seconds)}; on workers: loading {duration(phases.loading)}, reading {duration(phases.reading)}, "
         f"computing {duration(phases.computing)}, writing {duration(phases.writing)}",
         f"  cost     {cost_text(report)}; planned {span(estimate.usd, usd)}",
     ]
     if collected is not None:
-        lines.append(f"  output   {collected.names.out} ({collected.ok:,} rows)")
-        lines.append(f"  errors   {collected.names.errors} ({collected.failed + collected.skipped:,} rows)")
+        lines.append(f"  output   {collected.names.out} ({counted(collected.ok, 'row')})")
+        lines.append(f"  errors   {collected.names.errors} ({counted(collected.failed + collected.skipped, 'row')})")
         lines += [f"           {one.rows:,} x {one.code}, such as {one.example_id}: {one.example}" for one in collected.failures[:5]]
         if collected.missing_rows:
-            lines.append(f"  missing  {collected.missing_rows:,} rows, because their shards are not done")
+            lines.append(f"  missing  {counted(collected.missing_rows, 'row')}, because their shards are not done")
     if report.judged is not None and report.judged.images is not None:
         lines.append(f"  images   {report.judged.images}")
     if (whole := report.whole) is not None:

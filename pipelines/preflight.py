@@ -376,7 +376,7 @@ def _judge(found: Scan, reader: Reader, on_bad_row: Literal["fail", "skip"], lis
             bad_rows=bad.shown,
             total=total,
             where=where,
-            fix=f"{_mend(bad)}; nothing was sent.{listed}",
+            fix=f"{_mend(bad, rows)}; nothing was sent.{listed}",
         )
     if not found.rows:
         if total:
@@ -384,8 +384,11 @@ def _judge(found: Scan, reader: Reader, on_bad_row: Literal["fail", "skip"], lis
         raise DatasetError("the dataset has no rows.", where=where, fix="Nothing was sent.")
 
 
-def _mend(bad: BadRows) -> str:
-    """What to do about bad rows: a file that cannot be read to its end is none that can be left out."""
+def _mend(bad: BadRows, rows: int) -> str:
+    """What to do about bad rows: a file that cannot be read to its end is none that can be left out, and of bad rows alone nothing is
+    left. `rows`: the good ones."""
+    if not rows:
+        return "Mend them"
     if not bad.fatal:
         return "Mend them, or leave them out with --on-bad-row skip"
     files = ", ".join(dict.fromkeys(row.file for row in bad.fatal[:3])) + (", …" if len(bad.fatal) > 3 else "")

@@ -75,14 +75,15 @@ class VerifyReport:
         if self.clean:
             return None
         return VerifyFailed(
-            f"{self.total} things are not as they should be; the first: {self.findings[0]}.",
+            f"{'1 thing is' if self.total == 1 else f'{self.total} things are'} not as {'it' if self.total == 1 else 'they'} should be; "
+            f"the first: {self.findings[0]}.",
             findings=[str(finding) for finding in self.findings],
             where=self.run,
         )
 
     def lines(self) -> list[str]:
         """The report as text."""
-        head = f"{self.rows} rows: {self.ok} ok, {self.failed} failed, in {self.shards} shards" + (
+        head = f"{self.rows} rows: {self.ok} ok, {self.failed} failed, in {self.shards} shard{'s' if self.shards != 1 else ''}" + (
             f", seal {self.seal[:12]}" if self.seal else ", not sealed"
         )
         found = [f"  WRONG: {finding}" for finding in self.findings]
@@ -455,9 +456,9 @@ def _sentences(
             if output.provable:
                 proven.append("the shard digests come out the same from the output and errors files alone")
     else:
-        unproven.append(f"anything about what the {notes.total} findings touch")
+        unproven.append(f"anything about what the {'finding touches' if notes.total == 1 else f'{notes.total} findings touch'}")
     if judge.unread:
-        unproven.append(f"what is in {judge.unread} shards whose objects could not be read")
+        unproven.append(f"what is in {judge.unread} shard{'s' if judge.unread != 1 else ''} whose objects could not be read")
     if sealed is None:
         unproven.append("that the result stays as it is: the run is not sealed (collect seals it), so this was judged by its commits")
     if plan.store.mode == "last-writer":

@@ -254,6 +254,14 @@ def follow_progress(workers: Health) -> FollowProgress:
     )
 
 
+def test_one_is_one_and_not_more() -> None:
+    lines = "\n".join(report_lines(report(result(), collected(ok=1, failed=1))))
+    assert "done in 1 attempt\n" in lines
+    assert "out.parquet (1 row)" in lines
+    assert "(1 row)" in lines
+    assert "(100 rows)" in "\n".join(report_lines(report(result(), collected())))
+
+
 # --- options -------------------------------------------------------------------------------------------------------------------------
 
 WRONG_OPTIONS = (
@@ -357,7 +365,9 @@ def test_a_plan_says_low_likely_and_high() -> None:
     assert (record["rows_after_limit"], record["notices"]) == (5, ["a notice."])
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "$0.0000"), (0.000012, "$0.000012"), (0.0042, "$0.0042"), (1234.5, "$1,234.50")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "$0.0000"), (0.000012, "$0.000012"), (0.000838, "$0.0008"), (0.0042, "$0.0042"), (1234.5, "$1,234.50")]
+)
 def test_dollars_have_as_many_digits_as_tell_something(value: float, text: str) -> None:
     assert usd(value) == text
 

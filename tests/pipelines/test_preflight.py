@@ -105,6 +105,7 @@ def test_an_empty_csv_is_a_usage_error(tmp_path: Path) -> None:
 def test_when_all_rows_are_bad_none_is_left_to_skip_to(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "t.jsonl", [[1], [2], [3]])
     assert "all 3 are bad (3 not_object)" in str(refused(reader_of(path), on_bad_row="skip"))
+    assert "--on-bad-row skip" not in str(refused(reader_of(path)))
 
 
 def test_skipping_keeps_the_rows_that_are_good_and_lists_the_others(tmp_path: Path) -> None:
