@@ -117,6 +117,13 @@ class StackReport:
         return tuple(change for change in self.changes if change.op == "recreate" or any(p.drifted for p in change.properties))
 
     @property
+    def vanished(self) -> bool:
+        """Everything that the state knows is gone on RunPod, and there were several: more likely the key of another account than that
+        many deletions, and then an `up` would make all of it a second time."""
+        known = [change for change in self.changes if change.op != "create"]
+        return len(known) > 1 and all(change.op == "recreate" for change in known)
+
+    @property
     def broken_rules(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.level == "mandatory")
 
@@ -154,7 +161,9 @@ def exit_code(reports: Sequence[StackReport], *, allow_destructive: bool = False
     """0 nothing that needs a person, 1 findings (a broken rule, a failed program, something destroyed), 3 infrastructure."""
     if any(report.infrastructure for report in reports):
         return 3
-    wrong = any(report.failed or report.broken_rules or (report.destructive and not allow_destructive) for report in reports)
+    wrong = any(
+        report.failed or report.broken_rules or ((report.destructive or report.vanished) and not allow_destructive) for report in reports
+    )
     return 1 if wrong else 0
 
 
@@ -464,7 +473,7 @@ class Part:
 
 def render(reports: Sequence[StackReport], *, commit: str | None = None, limit: int = LIMIT) -> str:
     """The report. Stacks that need a look come first, then by name; never longer than `limit` bytes of UTF-8."""
-    ranked = sorted(reports, key=lambda r: (not r.destructive, not r.failed, not r.broken_rules, r.stack))
+    ranked = sorted(reports, key=lambda r: (not r.destructive, not r.vanished, not r.failed, not r.broken_rules, r.stack))
     share = limit // 6
     parts = [
         Part(_title(ranked, commit), (), noun=""),
@@ -473,6 +482,17 @@ def render(reports: Sequence[StackReport], *, commit: str | None = None, limit: 
             tuple(f"- **{name(r.stack)}**: {consequence(c)}\n" for r in ranked for c in r.destructive),
             noun="destructive changes",
             most=limit // 3,
+        ),
+        Part(
+            "### Nothing of it is there\n\n",
+            tuple(
+                f"- **{name(r.stack)}**: all of its resources are gone on RunPod. Is it the right account's key? If not, an `up` would make "
+                "everything a second time.\n"
+                for r in ranked
+                if r.vanished
+            ),
+            noun="stacks that are gone",
+            most=share,
         ),
         Part(
             "### Could not be previewed\n\n",
@@ -598,7 +618,7 @@ def _table_head() -> str:
 
 
 def _table_row(report: StackReport) -> str:
-    icon = "❌" if report.failed or report.broken_rules else "🛑" if report.destructive else "🔸" if report.changed else "✅"
+    icon = "❌" if report.failed or report.broken_rules else "🛑" if report.destructive or report.vanished else "🔸" if report.changed else "✅"
     what = tally(report.changed) or ("failed" if report.failed else "no changes")
     if report.failed and report.changed:
         what += ", then failed"

@@ -352,6 +352,24 @@ def test_the_idle_rules_cut_is_named() -> None:
     assert "RunPod's idle rule: no request for 3 days" in text
 
 
+def vanished(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    live = state({"name": name}, id=name)
+    return step("refresh", urn(name), live, None), step("create", urn(name), None, state({"name": name}, id=""))
+
+
+def test_a_stack_of_which_nothing_is_left_asks_for_a_person_because_the_key_may_be_another_accounts() -> None:
+    found = reports(StackPreview("prod", digest(*vanished("embed"), *vanished("chat")), refreshed=True))
+    assert exit_code(found) == 1
+    assert exit_code(found, allow_destructive=True) == 0
+    assert "Is it the right account's key?" in render(found)
+
+
+def test_one_of_several_that_was_deleted_by_hand_is_made_anew_without_asking() -> None:
+    found = reports(StackPreview("prod", digest(*vanished("embed"), same("prod")), refreshed=True))
+    assert exit_code(found) == 0
+    assert "Nothing of it is there" not in render(found)
+
+
 def test_what_was_deleted_by_hand_is_named_and_made_anew() -> None:
     old = state(ENDPOINT_INPUTS, id="e1")
     text = report(step("refresh", urn("embed"), old, old), step("create", urn("embed"), None, state(ENDPOINT_INPUTS)), refreshed=True)
