@@ -486,8 +486,8 @@ def render(reports: Sequence[StackReport], *, commit: str | None = None, limit: 
         Part(
             "### Nothing of it is there\n\n",
             tuple(
-                f"- **{name(r.stack)}**: all of its resources are gone on RunPod. Is it the right account's key? If not, an `up` would make "
-                "everything a second time.\n"
+                f"- **{name(r.stack)}**: all of its resources are gone on RunPod. Is it the right account's key? If not, an `up` would "
+                "make everything a second time.\n"
                 for r in ranked
                 if r.vanished
             ),
@@ -618,7 +618,8 @@ def _table_head() -> str:
 
 
 def _table_row(report: StackReport) -> str:
-    icon = "❌" if report.failed or report.broken_rules else "🛑" if report.destructive or report.vanished else "🔸" if report.changed else "✅"
+    stop = bool(report.destructive) or report.vanished
+    icon = "❌" if report.failed or report.broken_rules else "🛑" if stop else "🔸" if report.changed else "✅"
     what = tally(report.changed) or ("failed" if report.failed else "no changes")
     if report.failed and report.changed:
         what += ", then failed"

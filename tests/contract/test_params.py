@@ -96,7 +96,10 @@ def test_what_the_client_refuses_of_a_body_the_worker_refuses_too(url: str, text
 
 @pytest.mark.parametrize("url", list(BODIES))
 def test_what_the_worker_does_not_know_or_cannot_count_with_is_found_by_the_client(url: str) -> None:
-    text = {ChatUrl: {"messages": [{"role": "user", "content": "hi"}]}, CompletionUrl: {"prompt": "hi"}, EmbeddingUrl: {"input": "hi"}}[url]
+    texts: dict[str, dict[str, Any]] = {
+        ChatUrl: {"messages": [{"role": "user", "content": "hi"}]}, CompletionUrl: {"prompt": "hi"}, EmbeddingUrl: {"input": "hi"},
+    }  # fmt: skip
+    text = texts[url]
     looked_closer_at = {name for name, (what, _, _) in BODIES[url].items() if what == "other"} | {"top_logprobs", "continue_final_message"}
     for name in sorted({*BODIES[url], *OTHERS} - looked_closer_at):
         for value in VALUES:
