@@ -36,6 +36,10 @@ HIDDEN = "<hidden>"
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters (but newline and tab), those that turn the direction of text, and bytes that were no text: shown escaped."""
 
+COMMAND = re.compile(
+    r"(?<![\w./-])nightbatch (?=(?:run|plan|submit|resume|status|collect|verify|cancel|runs|doctor|stop|start|local|image|preview|drift)\b)"
+)
+
 
 @dataclass
 class Session:
@@ -174,6 +178,11 @@ def program() -> str:
     return os.environ.get("NIGHTBATCH_PROGRAM", "nightbatch")
 
 
+def as_typed(text: str) -> str:
+    """Commands in a hint as they are typed here: other rooms know the program by its name alone."""
+    return COMMAND.sub(lambda _: f"{program()} ", text)
+
+
 def log_folder() -> Path:
     """Where the details of unexpected errors go."""
     from contract.facts import state_dir
@@ -307,6 +316,7 @@ def _unexpected(error: Exception) -> int:
 
 
 def _report(code: int, what: str, *, where: str | None = None, fix: str | None = None, details: Iterable[str] = ()) -> None:
+    fix = as_typed(fix) if fix else fix
     sentence = " ".join(part for part in (f"{where}: {what}" if where else what, fix) if part)
     print(session.clean(f"nightbatch: {sentence}"), file=sys.stderr)
     if session.json_output:

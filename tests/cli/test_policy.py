@@ -224,3 +224,28 @@ def test_a_full_disk_is_foreseen_and_says_how_to_go_on(capsys: pytest.CaptureFix
     assert "unexpected" not in err
     assert "No space left on device" in err
     assert "nightbatch resume a-b" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Start it: nightbatch local up", "Start it: ./nightbatch local up"),
+        ("`nightbatch resume R`, or `nightbatch collect R`", "`./nightbatch resume R`, or `./nightbatch collect R`"),
+        ("./nightbatch local down; /opt/nightbatch local up", "./nightbatch local down; /opt/nightbatch local up"),
+        ("pip install nightbatch in a folder", "pip install nightbatch in a folder"),
+    ],
+)  # fmt: skip
+def test_a_hint_names_the_program_as_it_was_called(text: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTBATCH_PROGRAM", "./nightbatch")
+    assert policy.as_typed(text) == shown
+    monkeypatch.delenv("NIGHTBATCH_PROGRAM")
+    assert policy.as_typed(text) == text
+
+
+def test_what_to_do_next_is_shown_as_it_is_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("NIGHTBATCH_PROGRAM", "./nightbatch")
+    policy.begin(json_output=True)
+    policy.explain(errors.UsageError("no.", fix="Try: nightbatch runs"))
+    shown = capsys.readouterr()
+    assert shown.err == "nightbatch: no. Try: ./nightbatch runs\n"
+    assert json.loads(shown.out)["fix"] == "Try: ./nightbatch runs"
