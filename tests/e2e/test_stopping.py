@@ -100,6 +100,8 @@ def test_ctrl_c_exits_130_says_how_to_go_on_and_the_run_is_resumed(house: House,
     assert f"resume {run.rsplit('/', 1)[-1]}" in last
     assert said.record["exit_code"] == 130
     assert said.record["run"] == run
+    assert said.record["jobs_out"] > 0
+    assert f"cancel {run.rsplit('/', 1)[-1]} --stop" in said.err.splitlines()[-2], "jobs go on, and cost"
     command = last.partition("Go on with: ")[2].split()[1:]
     house.gate.open()
     record = house.ok(*command, timeout_s=LONG_S)
@@ -120,12 +122,13 @@ def test_cancel_keep_lets_running_shards_finish_and_a_partial_output_says_what_i
     out = tmp_path / "out.jsonl"
     started, run = begin(house, tmp_path / "keep.jsonl", out)
     record = house.ok("cancel", run)
-    assert (record["state"], record["running"]) == ("keep", 2)
+    assert (record["state"], record["mode"], record["running"]) == ("cancelled", "keep", 2)
     house.gate.open()
     said = started.said(LONG_S)
     assert said.code == 1, said.err
     assert (said.record["state"], said.record["cause"]) == ("stopped", "cancelled")
-    assert house.ok("status", run)["state"] == "keep"
+    stands = house.ok("status", run)
+    assert (stands["state"], stands["outstanding"], stands["usd_reserved"]) == ("cancelled", 0, 0), "what waited is known to be over"
     found = RunObjects.of(house, run)
     assert len(found.committed) == 4, "two were done, two ran and were let finish"
     assert set(found.executions) == found.committed
@@ -142,15 +145,18 @@ def test_cancel_stop_ends_running_shards_at_once_and_they_are_done_again(house: 
     out = tmp_path / "out.jsonl"
     started, run = begin(house, tmp_path / "stop.jsonl", out)
     had = set(RunObjects.of(house, run).executions) - house.committed(run)
-    assert house.ok("cancel", run, "--stop")["state"] == "stop"
+    assert house.ok("cancel", run, "--stop")["mode"] == "stop"
     said = started.said(60)
     assert said.code == 1, said.err
+    assert said.record["usd_estimated"] > 0, "who follows it waits for the ends of what ran"
 
     def ended() -> bool:
         return {shard for shard, outcomes in RunObjects.of(house, run).outcomes().items() if "partial" in outcomes} == had
 
     eventually(ended, "the running executions have ended with the gate closed")
     assert len(house.committed(run)) == 2
+    stands = house.ok("status", run)
+    assert (stands["state"], stands["outstanding"]) == ("cancelled", 0)
     found = finish(house, run, out)
     assert {shard for shard, count in found.executions.items() if count > 1} == had
 
