@@ -242,7 +242,7 @@ def say_interrupted() -> int:
     fix = f"Nothing is lost. Go on with: {session.resume}" if session.resume else "Nothing was sent."
     if session.jobs_out and session.cancel:
         jobs = "1 job is" if session.jobs_out == 1 else f"{session.jobs_out:,} jobs are"
-        fix = f"{fix}. {jobs} still with RunPod and will be paid for; to end them: {session.cancel}"
+        print(session.clean(f"{jobs} still with RunPod and will be paid for. To end them: {session.cancel}"), file=sys.stderr)
     _report(INTERRUPTED, "interrupted.", fix=fix)
     return INTERRUPTED
 
