@@ -27,6 +27,7 @@ from pipelines.outputs import (
     LocalPlace,
     OutputFacts,
     OutputLine,
+    OutputResponse,
     S3Place,
     TableWriter,
     check_folder,
@@ -265,3 +266,11 @@ def test_a_files_facts_are_its_size_and_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     found = file_facts(tmp_path / "a")
     assert (found.size, found.sha256[:8]) == (3, "ba7816bf")
+
+
+def test_the_documentation_names_every_column_and_every_field_of_the_seal_file() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/outputs.md").read_text()
+    named = {name for columns in RESULTS.values() for name in columns} | set(OutputFacts.__struct_fields__)
+    assert not [name for name in sorted(named) if f"`{name}`" not in page]
+    for other in ({"code", "message", "param", "file", "line"}, OutputLine.__struct_fields__, OutputResponse.__struct_fields__):
+        assert not [name for name in other if f"`{name}`" not in page]
