@@ -161,6 +161,26 @@ def test_cancel_stop_ends_running_shards_at_once_and_they_are_done_again(house: 
     assert {shard for shard, count in found.executions.items() if count > 1} == had
 
 
+def test_a_job_that_the_workers_refuse_is_not_repeated_and_its_reason_is_shown(house: House, rows: Path, tmp_path: Path) -> None:
+    """The revision is part of every job, and no worker has it: five attempts would be five refusals."""
+    question_rows(rows, ROWS, text="Of another revision: row {n}?")
+    out = tmp_path / "out.jsonl"
+    said = house.cli(
+        "run", rows, "--task", "generate", "--model", "echo", "--revision", "abc", "--out", out, "--json", timeout_s=LONG_S
+    )  # fmt: skip
+    assert said.code == 3, said.err
+    record = said.record
+    assert (record["state"], record["cause"], record["executions"]) == ("failed", "refused", 0)
+    assert record["attempts"] <= SHARDS
+    assert "`input.task.revision` is 'abc'" in record["reason"]
+    assert "`input.task.revision` is 'abc'" in said.err
+    stands = house.ok("status", record["run"])
+    assert (stands["state"], stands["outstanding"], stands["usd_reserved"]) == ("failed", 0, 0)
+    assert any("input.task.revision" in text for text in stands["job_errors"].values())
+    listed = {one["run"]: one["state"] for one in house.ok("runs")["runs"]}
+    assert listed[record["run"]] == "failed"
+
+
 def test_a_mistake_of_the_user_exits_2_before_anything_is_sent(house: House, rows: Path, tmp_path: Path) -> None:
     question_rows(rows, 3)
     with rows.open("a") as file:
