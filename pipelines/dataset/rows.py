@@ -270,7 +270,12 @@ class BatchRows:
             if row.url != self._url or row.method != "POST" or not custom_id:
                 self._check_line(row)
             if self._text is None:
-                _check_messages(body.get("messages", _MISSING))
+                messages = body.get("messages", _MISSING)
+                # Nearly always the first message has text, which is seen here without a call.
+                if not messages or type(messages) is not list or type(messages[0]) is not dict or not messages[0].get("content"):
+                    _check_messages(messages)
+                elif type(text := messages[0]["content"]) is not str or text.isspace():
+                    _check_messages(messages)
             else:
                 text = body.get(self._text, _MISSING)
                 if type(text) is not str or not text or text.isspace():
