@@ -183,7 +183,7 @@ def show(status: LocalStatus, *, by_pulumi: bool = False) -> int:
         for endpoint in record["endpoints"]:
             found = facts[endpoint["id"]]
             endpoint |= {"name": found.name, "model": found.model, "tasks": list(found.tasks), "usd_per_second": found.usd_per_second}
-        record["endpoints"].sort(key=lambda endpoint: endpoint["name"])  # Pulumi makes them at the same time: in any order
+        record["endpoints"] = sorted(record["endpoints"], key=lambda one: str(one["name"]))  # Pulumi makes them in any order
     if by_pulumi:
         record["made_by"] = "pulumi"
     if session.json_output:
