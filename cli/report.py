@@ -65,7 +65,7 @@ def plan_lines(planned: PlannedRun, budget: float | None = None) -> list[str]:
         f"  rows     {plan.dataset.rows:,} from {named}{skipped}",
         f"  task     {plan.task.kind} with {plan.task.model} on endpoint {plan.infra.endpoint} of stack {plan.infra.stack}",
         f"  shards   {len(plan.shards):,}, about {estimate.tokens_in:,} tokens in, {estimate.tokens_out:,} out",
-        f"  workers  {estimate.workers} x {plan.infra.gpu_count} {plan.infra.gpu} at {usd(plan.infra.usd_per_second)} a second",
+        f"  workers  {estimate.workers} x {plan.infra.gpu_count} {plan.infra.gpu} at ${plan.infra.usd_per_second:g} a second",
         f"  time     {span(estimate.seconds, duration)}",
         f"  cost     {span(estimate.usd, usd)}",
         f"  basis    {estimate.basis}",

@@ -490,10 +490,11 @@ def served_model(stack: Stack, asked: Asked) -> str:
         kind = f"{asked.task}:{asked.model}"
         there = ", ".join(f"{e.name} ({e.model}: {', '.join(e.tasks)})" for e in stack.facts.endpoints) or "none"
         near = get_close_matches(asked.model, served, n=1)
-        start = f"{program()} local down; {program()} local up --model {shlex.quote(kind)}"
+        start = f"{program()} local down; {program()} local up --model"
+        other = f"For another model: {start} TASK:NAME" if near else f"To start it with that model: {start} {shlex.quote(kind)}"
         raise UsageError(
             f"the local stack does not serve model '{asked.model}'.",
-            fix=f"{f'Did you mean {near[0]}? ' if near else ''}It serves {there}. To start it with that model: {start}",
+            fix=f"{f'Did you mean {near[0]}? ' if near else ''}It serves {there}. {other}",
         )
     return asked.model
 

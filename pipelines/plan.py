@@ -565,11 +565,13 @@ def _whole(scan: Scan, cut: Cut, speed: Throughput, endpoint: EndpointFacts, pac
 def _notices(reader: Reader, scan: Scan, whole: Estimate | None) -> Iterator[str]:
     if reader.other_models:
         names = ", ".join(f"{name!r} ({count:,})" for name, count in reader.other_models.most_common(3))
-        yield f"{reader.other_models.total():,} rows name another model, {names}; the run's model, {reader.models[0]!r}, answers them all."
+        yield f"{_rows(reader.other_models.total(), 'names')} another model, {names}; the run's model, {reader.models[0]!r}, answers all."
     if scan.skipped:
-        yield f"{scan.skipped:,} bad rows are left out ({scan.bad.summary()}); they will stand in the errors file."
+        many = f"{scan.skipped:,} bad rows are" if scan.skipped != 1 else "1 bad row is"
+        yield f"{many} left out ({scan.bad.summary()}) and will stand in the errors file."
     if scan.bad.total > scan.skipped:
-        yield f"{scan.bad.total - scan.skipped:,} more bad rows follow after the limit."
+        more = scan.bad.total - scan.skipped
+        yield f"{more:,} more bad rows follow after the limit." if more != 1 else "1 more bad row follows after the limit."
     if whole is not None:
         yield (
             f"this is a trial of {scan.rows:,} rows of {scan.rows + scan.rest_rows:,}; all of them would take about "
@@ -582,8 +584,8 @@ def _limits(reader: Reader, cut: Cut, task: TaskSpec, context: int | None) -> It
     if cut.open_rows:
         most = f"all of the model's {context:,}" if context else f"{CONTEXT_ASSUMED:,} (the stack does not say the model's length)"
         yield (
-            f"{cut.open_rows:,} rows set no output limit: up to {TOKENS_OUT} tokens of answer are assumed for the likely price, and for "
-            f"the high one {most}, less the row's own. Give --max-tokens."
+            f"{_rows(cut.open_rows, 'sets')} no output limit: up to {TOKENS_OUT} tokens of answer are assumed for the likely price, "
+            f"and for the high one {most}, less the row's own. Give --max-tokens."
         )
     given = reader.lines.fields if reader.lines is not None else {}
     both = ("max_tokens", "max_completion_tokens")
@@ -592,7 +594,14 @@ def _limits(reader: Reader, cut: Cut, task: TaskSpec, context: int | None) -> It
         fields = both if name in both else (name,)
         if value is not None and (own := max(given.get(one, 0) for one in fields)):
             named = next(one for one in fields if given.get(one, 0) == own)
-            yield f"{own:,} rows set {named} themselves; {name}={_short(value)} of this command does not change them."
+            itself = "itself" if own == 1 else "themselves"
+            them = "it" if own == 1 else "them"
+            yield f"{_rows(own, 'sets')} {named} {itself}; {name}={_short(value)} of this command does not change {them}."
+
+
+def _rows(count: int, verb: str) -> str:
+    """`1 row sets`, `2,000 rows set`."""
+    return f"1 row {verb}" if count == 1 else f"{count:,} rows {verb.removesuffix('s')}"
 
 
 def _short(value: Any) -> str:

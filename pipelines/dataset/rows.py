@@ -272,9 +272,9 @@ class BatchRows:
             if self._text is None:
                 messages = body.get("messages", _MISSING)
                 # Nearly always the first message has text, which is seen here without a call.
-                if not messages or type(messages) is not list or type(messages[0]) is not dict or not messages[0].get("content"):
-                    _check_messages(messages)
-                elif type(text := messages[0]["content"]) is not str or text.isspace():
+                first = messages[0] if type(messages) is list and messages else None
+                text = first.get("content") if type(first) is dict else None
+                if type(text) is not str or not text or text.isspace():
                     _check_messages(messages)
             else:
                 text = body.get(self._text, _MISSING)

@@ -222,8 +222,9 @@ def test_a_model_that_the_local_stack_does_not_serve_can_be_started() -> None:
 def test_a_mistyped_model_is_answered_with_the_one_that_was_meant() -> None:
     endpoint = EndpointFacts(name="smollm2", id="1", model="SmolLM2", tasks=("generate",), gpu="x", usd_per_second=0, workers_max=1)
     stack = Stack(msgspec.structs.replace(STACK.facts, endpoints=(endpoint,)), STACK.secrets)
-    with pytest.raises(UsageError, match=r"'smolm2'. Did you mean smollm2\? It serves smollm2 \(SmolLM2: generate\)"):
+    with pytest.raises(UsageError, match=r"'smolm2'. Did you mean smollm2\? It serves smollm2 \(SmolLM2: generate\)") as caught:
         work.served_model(stack, asked("smolm2"))
+    assert "up --model TASK:NAME" in str(caught.value), "no advice to serve the typo"
 
 
 def test_what_a_dying_worker_of_this_machine_said_last_is_shown_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
