@@ -107,7 +107,7 @@ def test_up_status_down(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         up = json.loads(done.stdout)
         assert up["state"] == "running"
-        assert [endpoint["name"] for endpoint in up["endpoints"]] == ["minilm", "smollm2", "model"]
+        assert [endpoint["name"] for endpoint in up["endpoints"]] == ["minilm", "model", "smollm2"]  # by name
         assert all(endpoint["usd_per_second"] > 0 for endpoint in up["endpoints"])
         again = nightbatch(tmp_path, "local", "up", "--json")
         assert json.loads(again.stdout)["pid"] == up["pid"]
