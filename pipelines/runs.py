@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
 
-from contract.errors import Damaged, NotFound, PlanMismatch, UsageError
+from contract.errors import Damaged, NotFound, PlanMismatch, StoreError, UsageError
 from contract.facts import EndpointFacts, StackFacts
 from contract.keys import RunKeys, RunUri
 from contract.models import Control, Plan, decode_stored
 from contract.store import FolderStore, Store, get_or_none
+
+
+MOST_NEAR: Final = 5
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,9 @@ async def load_run(store: Store, run: str | RunUri) -> RunHandle:
     try:
         blob = await store.get(uri.keys.plan())
     except NotFound:
-        raise UsageError("there is no run at this address.", where=str(uri), fix="List them: nightbatch runs") from None
+        near = await _near(store, uri)
+        fix = f"Did you mean {' or '.join(near)}?" if near else "List them: nightbatch runs"
+        raise UsageError("there is no run at this address.", where=str(uri), fix=fix) from None
     plan: Plan = decode_stored(blob.data, Plan, where=f"{uri}/plan.json")
     if plan.run != str(uri):
         raise PlanMismatch(
@@ -40,6 +47,19 @@ async def load_run(store: Store, run: str | RunUri) -> RunHandle:
         )
     store.mode = plan.store.mode
     return RunHandle(uri, plan)
+
+
+async def _near(store: Store, uri: RunUri) -> list[str]:
+    """Ids of runs that may be meant: those that begin so, else those that look like it. None where the store cannot be asked."""
+    folders = getattr(store, "folders", None)
+    root, _, name = uri.keys.root.rpartition("/")
+    if folders is None:
+        return []
+    try:
+        there = [found async for found in folders(f"{root}/")]
+    except StoreError:  # the answer is that there is no such run; this is only a hint
+        return []
+    return [found for found in there if found.startswith(name)][:MOST_NEAR] or get_close_matches(name, there, n=1)
 
 
 def endpoint_of(plan: Plan, facts: StackFacts) -> EndpointFacts:

@@ -36,6 +36,16 @@ async def test_what_is_not_a_run_is_named() -> None:
         await load_run(store, "runs/none")
 
 
+async def test_the_beginning_of_a_run_id_or_a_slip_in_it_is_answered_with_the_run() -> None:
+    store = MemoryStore(Objects(instant=START))
+    await write_plan(store, make_plan())
+    for name in ("test", "test-abababax"):
+        with pytest.raises(UsageError, match=r"no run at this address. Did you mean test-abababab\?"):
+            await load_run(store, f"s3://memory/runs/{name}")
+    with pytest.raises(UsageError, match=r"List them: nightbatch runs"):
+        await load_run(store, "s3://memory/runs/quite-another")
+
+
 async def test_a_run_that_was_copied_elsewhere_is_refused() -> None:
     store = MemoryStore(Objects(instant=START))
     store.objects.data["runs/copy/plan.json"] = encode(make_plan())
