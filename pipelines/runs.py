@@ -13,7 +13,6 @@ from contract.keys import RunKeys, RunUri
 from contract.models import Control, Plan, decode_stored
 from contract.store import FolderStore, Store, get_or_none
 
-
 MOST_NEAR: Final = 5
 
 
