@@ -323,6 +323,27 @@ async def test_only_low_priority_work_gets_an_ordinary_job_that_wakes_a_worker(t
         assert died
 
 
+async def test_a_run_that_begins_as_the_last_worker_leaves_says_what_it_waits_for_and_soon_gets_another(tmp_path: Path) -> None:
+    """At its first look a worker idles, so the pace asks for none; then that one is gone."""
+    async with night(tmp_path, shards=1, pace=1) as found:
+        client = found.jobs()
+        truly, looks = client.health, 0
+
+        async def health() -> Health:
+            nonlocal looks
+            looks += 1
+            return Health(idle=1) if looks == 1 else await truly()
+
+        client.health = health  # type: ignore[method-assign]
+        began = found.clock.time()
+        check_complete(found, await bounded(found.drive(jobs=client)))
+        sent = [e for e in found.events if isinstance(e, Sent)]
+        assert [(e.ordinary, e.low_priority) for e in sent] == [(0, 1), (1, 0)]
+        said = [e.text for e in found.events if isinstance(e, Notice) and e.kind == "waiting"]
+        assert said == ["no worker lives any more, and 1 job waits with low priority; sent again so that RunPod starts a worker."]
+        assert found.clock.time() - began < 60, "half a minute, not a stall"
+
+
 async def test_a_shard_that_fails_in_every_attempt_ends_the_run_and_is_named(tmp_path: Path) -> None:
     holder: list[Night] = []
 
