@@ -41,10 +41,11 @@ def test_bad_rows_are_all_listed_before_anything_is_sent_and_skipped_when_told_t
 
 
 def test_rows_that_the_worker_refuses_fail_alone_and_the_run_exits_1(house: House, tmp_path: Path) -> None:
+    """What only the worker looks at: inside messages, and fields with a structure of their own."""
     bad: dict[str, dict[str, Any]] = {
-        "no-number": {"messages": [{"role": "user", "content": "x"}], "max_tokens": "many"},
+        "no-text": {"messages": [{"role": "user", "content": "x"}], "stop": 5},
         "image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x"}}]}]},
-        "top": {"messages": [{"role": "user", "content": "x"}], "top_p": 7},
+        "format": {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}},
     }
     rows, out = tmp_path / "refused.jsonl", tmp_path / "out.jsonl"
     bodies: list[tuple[str, dict[str, Any]]] = [(f"good-{n}", {"messages": [{"role": "user", "content": f"{n}"}]}) for n in range(30)]
@@ -59,7 +60,7 @@ def test_rows_that_the_worker_refuses_fail_alone_and_the_run_exits_1(house: Hous
     assert (record["state"], record["rows"], record["ok"], record["failed"], record["verified"]) == ("complete", 33, 30, 3, True)
     assert ids(out) == [f"good-{n}" for n in range(30)]
     errors = answers(Path(record["errors"]))
-    assert [line["custom_id"] for line in errors] == ["no-number", "image", "top"]
-    assert [line["error"]["code"] for line in errors] == ["wrong_type", "unsupported_field", "invalid_parameter"]
+    assert [line["custom_id"] for line in errors] == ["no-text", "image", "format"]
+    assert [line["error"]["code"] for line in errors] == ["wrong_type", "unsupported_field", "unsupported_field"]
     assert all(line["response"] is None and line["error"]["message"] for line in errors)
     assert set(RunObjects.of(house, record["run"]).executions.values()) == {1}, "no bad row is tried again"
