@@ -177,7 +177,7 @@ def run_batch(python: Path, rows: Path, out: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_bad_rows_fail_alone_with_their_reasons(house: House, tmp_path: Path) -> None:
-    """A row too long for the model, one with a bad parameter, one with a field that is not supported, and one with an empty text."""
+    """What only the worker can tell: a row too long for the model, and fields that take a closer look. Others are found before sending."""
 
     def line(ident: str, content: str, **body: Any) -> str:
         made = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **body}
@@ -187,9 +187,9 @@ def test_bad_rows_fail_alone_with_their_reasons(house: House, tmp_path: Path) ->
     good = [f"good-{n}" for n in range(36)]
     lines = [line(ident, f"Say hello number {n}") for n, ident in enumerate(good)]
     lines[5:5] = [line("long", "word " * 4000)]
-    lines[12:12] = [line("hot", "Too hot", temperature="hot")]
-    lines[20:20] = [line("tools", "Use this", tools=[{"type": "function", "function": {"name": "f"}}])]
-    lines[30:30] = [line("negative", "Less than none", max_tokens=-3)]
+    lines[12:12] = [line("stop", "Stop where?", stop=5)]
+    lines[20:20] = [line("xml", "In XML", response_format={"type": "xml"})]
+    lines[30:30] = [line("bias", "Too much", logit_bias={"5": 200})]
     rows.write_text("\n".join(lines) + "\n")
     said = house.cli("run", rows, "--task", "generate", "--model", "tiny", "--out", out, "--json", timeout_s=LONG_S)
     assert said.code == 1, said.err
@@ -197,13 +197,13 @@ def test_bad_rows_fail_alone_with_their_reasons(house: House, tmp_path: Path) ->
     assert (record["state"], record["ok"], record["failed"], record["verified"]) == ("complete", 36, 4, True)
     assert ids(out) == good
     errors = {error["custom_id"]: error["error"] for error in answers(Path(record["errors"]))}
-    assert list(errors) == ["long", "hot", "tools", "negative"], "in input order"
+    assert list(errors) == ["long", "stop", "xml", "bias"], "in input order"
     assert {ident: error["code"] for ident, error in errors.items()} == {
-        "long": "context_length_exceeded", "hot": "wrong_type", "tools": "unsupported_field", "negative": "invalid_parameter",
+        "long": "context_length_exceeded", "stop": "wrong_type", "xml": "unsupported_field", "bias": "invalid_parameter",
     }  # fmt: skip
-    for ident, param in (("hot", "temperature"), ("tools", "tools"), ("negative", "max_tokens")):
+    for ident, param in (("stop", "stop"), ("xml", "response_format"), ("bias", "logit_bias")):
         assert errors[ident]["param"] == param
-        assert f"`{param}`" in errors[ident]["message"]
+        assert f"`{param}" in errors[ident]["message"]
     assert "nightbatch: 4 of 40 rows failed" in said.err
 
 
