@@ -421,10 +421,10 @@ def invoked() -> int:
         message = getattr(error, "format_message", None)
         said = message() if message is not None else str(error)
         context = getattr(error, "ctx", None)
-        if context is None or not said or said == context.get_help():  # a command that was named alone shows its help
+        if context is not None and said == context.get_help():  # a command that was named alone shows its help
             getattr(error, "show", lambda: None)()
             return 2
-        return misused(said, context.command_path)
+        return misused(said, context.command_path if context is not None else "nightbatch")
     except typer.Abort:
         return say_interrupted()
     return code if isinstance(code, int) else 0

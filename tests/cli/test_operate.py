@@ -81,8 +81,9 @@ KEYS = {
 def test_what_is_missing_is_said(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = nightbatch(tmp_path, *arguments)
     assert done.returncode == 2
-    assert "Error" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("nightbatch: ")
+    assert ". See: nightbatch " in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [("doctor",), ("stop", "local"), ("start", "local")])
