@@ -55,7 +55,8 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`start` new workers; `stop` these. `answered`: the oldest waiting request has got its worker (QUEUE_DELAY)."""
+    """`start` new workers; `stop` these: a busy one finishes its jobs and takes no more. `answered`: the oldest waiting request has got its
+    worker (QUEUE_DELAY)."""
 
     start: int = 0
     stop: tuple[str, ...] = ()
@@ -82,7 +83,7 @@ def decide(bounds: Bounds, queue: QueueView, workers: tuple[WorkerView, ...]) ->
     stop: list[str] = []
     if live > bounds.workers_max:
         idle_first = sorted(current, key=lambda worker: (worker.idle_s is None, not worker.starting))
-        stop = [worker.id for worker in idle_first if worker.idle_s is not None or worker.starting][: live - bounds.workers_max]
+        stop = [worker.id for worker in idle_first[: live - bounds.workers_max]]
     elif live > floor:
         idle = [worker for worker in current if worker.idle_s is not None and worker.idle_s >= bounds.idle_timeout_s]
         idle.sort(key=lambda worker: -(worker.idle_s or 0.0))

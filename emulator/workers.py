@@ -281,7 +281,7 @@ class Fleet:
         )
         decision = decide(self.endpoint.bounds, queue, views)
         for worker_id in decision.stop:
-            self._stop(self._workers[worker_id])
+            self.stop_wanted(worker_id, at_once=False)
         for _ in range(decision.start):
             self._start(now)
         if decision.answered:

@@ -70,7 +70,7 @@ def whole(least: int | None = None, most: int | None = None) -> Check:
 
 def number(least: float) -> Check:
     def check(value: Any, path: str, errors: list[str]) -> Any:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _INT64:
             _wrong(path, value, "number", errors)
         elif value < least:
             errors.append(f"{path}: minimum: got {value}, want {least}")

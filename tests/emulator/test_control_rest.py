@@ -27,6 +27,12 @@ async def test_a_created_endpoint_has_every_default_that_was_observed(tmp_path: 
         assert await rest.get("/serverless") == {"endpoints": [made]}
 
 
+async def test_arguments_of_a_million_characters_hold_nobody_up(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as (_, rest):
+        made = await rest.post("/serverless", endpoint(args="x" * 1_000_000))
+        assert len(made["args"]) == 1_000_000
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "said"),
     [
@@ -47,6 +53,7 @@ async def test_a_created_endpoint_has_every_default_that_was_observed(tmp_path: 
         ({"type": "LOAD_BALANCER"}, 422, "$.scaling.type: value must be 'REQUEST_COUNT'"),
         ({"scaling": COUNT, "workers": {"idleTimeout": 5}}, 422, "$.workers.idleTimeout: not applicable"),
         ({"scaling": {"type": "QUEUE_DELAY", "queueDelay": 0.4}}, 422, "$.scaling.queueDelay: minimum: got 0.4, want 0.5"),
+        ({"scaling": {"type": "QUEUE_DELAY", "queueDelay": 10**400}}, 422, "$.scaling.queueDelay: got number, want number"),
         ({"scaling": {**DELAY, "requestCount": 1}}, 422, "$.scaling: additional properties 'requestCount' not allowed"),
         ({"gpu": None, "cpu": [{"id": "cpu3c", "vcpuCount": 6}]}, 422, "$.cpu[0].vcpuCount: must be a power of two"),
         ({"gpu": None, "cpu": [{"id": "cpu3c", "vcpuCount": 2}] * 2}, 422, "$.cpu: items at 0 and 1 are equal"),
