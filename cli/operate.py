@@ -326,6 +326,8 @@ def _cut_line(cut: Cut, word: str) -> str:
     if cut.error is not None:
         return f"endpoint {cut.name} ({cut.id}): NOT {word}: {cut.error}"
     before = f", it was {cut.before[1]}" if cut.before is not None and cut.before[1] != cut.after else ""
+    if cut.before is None:
+        before = ", what it was could not be read: `doctor --fix` gives what is declared"
     least = f" (workers.min was {cut.before[0]})" if cut.before is not None and cut.before[0] and word == "stopped" else ""
     return f"endpoint {cut.name} ({cut.id}): {word}: workers.max is {cut.after}{before}{least}"
 

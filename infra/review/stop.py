@@ -101,7 +101,7 @@ async def stop(rest: Rest, stack: str, endpoints: Mapping[str, str], *, path: Pa
         _write(path, stack, [one for one in kept.values() if one.workers_max > 0])
     except InfrastructureError as error:
         problem = str(error)
-    return tuple(await asyncio.gather(*(_set(rest, cut, workers, 0, 0) for cut, workers in seen))), problem
+    return tuple(await asyncio.gather(*(_end(rest, cut, workers) for cut, workers in seen))), problem
 
 
 async def start(rest: Rest, stack: str, endpoints: Mapping[str, str], *, path: Path) -> tuple[Cut, ...]:
@@ -132,6 +132,14 @@ async def _look(rest: Rest, endpoint: str, name: str) -> tuple[Cut, Mapping[str,
     except (NightbatchError, KeyError, TypeError, ValueError, OverflowError) as error:
         return replace(found, error=str(error)), {}
     return replace(found, before=(live.workers_min, live.workers_max), after=live.workers_max), answer["workers"]
+
+
+async def _end(rest: Rest, cut: Cut, workers: Mapping[str, Any]) -> Cut:
+    """No workers. An endpoint whose settings could not be read is cut all the same: stopping does not wait for what `start` would need."""
+    if cut.before is not None:
+        return await _set(rest, cut, workers, 0, 0)
+    blind = await _set(rest, replace(cut, before=(-1, -1), error=None), {}, 0, 0)
+    return replace(blind, before=None, error=cut.error if blind.error is not None else None)
 
 
 async def _set(rest: Rest, cut: Cut, workers: Mapping[str, Any], least: int, most: int) -> Cut:

@@ -61,6 +61,16 @@ async def test_an_endpoint_that_is_gone_hides_no_other(tmp_path: Path) -> None:
     assert allowed(cloud) == {"ep-minilm": (0, 0)}
 
 
+async def test_an_endpoint_that_cannot_be_read_is_stopped_all_the_same(tmp_path: Path) -> None:
+    """A kill switch does not need to know what it switches off; only the way back then is `doctor --fix` or `pulumi up --refresh`."""
+    cloud, path = two(), stop_path(tmp_path, "prod")
+    cloud.down.add("get_endpoint")
+    cuts, _ = await stop(cloud, "prod", TWO, path=path, at=NOW)
+    assert allowed(cloud) == {"ep-minilm": (0, 0), "ep-smollm2": (0, 0)}
+    assert [(cut.before, cut.after, cut.error) for cut in cuts] == [(None, 0, None)] * 2
+    assert read_stopped(path) == ()
+
+
 async def test_what_cannot_be_given_back_stays_on_record(tmp_path: Path) -> None:
     cloud, path = two(), stop_path(tmp_path, "prod")
     await stop(cloud, "prod", TWO, path=path, at=NOW)
