@@ -157,6 +157,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     long_poll_s: float = 15.0
     """How long job-take, job-take-batch and job-stop wait before they answer 204 (SDK workers end a poll after 90 s)."""
     ping_interval_ms: int = 10_000
+    """At least a second: the SDK counts whole seconds, and with none its pings fail."""
     lost_after_s: float = jobs.LOST_AFTER_S
     redeliveries: int = jobs.REDELIVERIES
     webhook_retries_s: tuple[float, ...] = (10.0, 10.0)
@@ -190,6 +191,8 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What of the catalog is not in full stock, by GPU pool or type. An endpoint is placed in, and priced as, its first pool with stock."""
 
     def __post_init__(self) -> None:
+        if self.ping_interval_ms < 1000:
+            raise UsageError(f"ping_interval_ms must be at least 1000, not {self.ping_interval_ms}.", fix="The SDK counts whole seconds.")
         names = [endpoint.name for endpoint in self.endpoints] + [
             endpoint.id for endpoint in self.endpoints if endpoint.id and endpoint.id != endpoint.name
         ]

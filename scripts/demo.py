@@ -98,6 +98,8 @@ class LocalStack:
                 process.terminate()
                 raise
         self._tell(0)
+        if process.returncode == 130:  # the command had the Ctrl-C before this process did
+            raise KeyboardInterrupt
         if process.returncode != 0:
             raise Failed(f"`nightbatch {arguments[0]}` ended with exit code {process.returncode}.\n{out.strip()}".rstrip())
         return out

@@ -178,7 +178,7 @@ def config_of(home: Path, *endpoints: EndpointConfig, **settings: Any) -> Emulat
     """An emulator for `--stack local` of a person whose NIGHTBATCH_HOME is `home`."""
     values: dict[str, Any] = {
         "tick_s": 0.1,
-        "ping_interval_ms": 500,
+        "ping_interval_ms": 1000,
         "lost_after_s": 3.0,
         "long_poll_s": 3.0,
         "webhook_retries_s": (0.5, 0.5),

@@ -284,6 +284,7 @@ async def test_a_fast_clock_passes_seconds_in_milliseconds() -> None:
         ('{"state_dir": "d", "endpoints": [{"name": "a/b"}]}', "a/b"),
         ('{"state_dir": "d", "endpoints": [{"name": "a"}, {"name": "b", "id": "a"}]}', "same name"),
         ('{"state_dir": "d", "endpoints": [], "bucket": "Big"}', "Big"),
+        ('{"state_dir": "d", "endpoints": [], "ping_interval_ms": 500}', "ping_interval_ms"),
         ("{", "JSON"),
     ],
 )
