@@ -28,6 +28,8 @@ def check(tmp_path: Path, repo: Path, body: str) -> tuple[int, str]:
     machine.pulumi("v3.276.0")
     file = tmp_path / "test_it.py"
     file.write_text(TESTS.format(body))
+    elsewhere = tmp_path / "test_elsewhere.py"
+    elsewhere.write_text("import pytest\npytest.skip('what it reads is not here', allow_module_level=True)\n")
     env = {**os.environ, "PATH": f"{machine.bin}{os.pathsep}{os.environ['PATH']}"}
     env.pop("NIGHTBATCH_PULUMI", None)
     command = [
@@ -36,6 +38,7 @@ def check(tmp_path: Path, repo: Path, body: str) -> tuple[int, str]:
         "--only",
         "infrastructure",
         str(file),
+        str(elsewhere),
         "-c",
         str(repo / "pyproject.toml"),
         "-n",
