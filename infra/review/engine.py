@@ -244,36 +244,41 @@ def run(
     if program is None:
         raise EngineError("There is no `pulumi` on PATH.", fix="scripts/pulumi-cli prints the folder to put there.")
     began = time.monotonic()
-    process = subprocess.Popen(
-        [program, *args, "--non-interactive", "--color", "never"],
-        cwd=cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    hide = _hider(env)
+    process: subprocess.Popen[bytes] | None = None
     texts: tuple[list[str], list[str]] = ([], [])
-    readers = [
-        threading.Thread(target=_read, args=(pipe, lines, hide, on_line), daemon=True)
-        for pipe, lines in zip((process.stdout, process.stderr), texts, strict=True)
-    ]
-    for reader in readers:
-        reader.start()
+    readers: list[threading.Thread] = []
     timed_out = False
     try:
+        process = subprocess.Popen(
+            [program, *args, "--non-interactive", "--color", "never"],
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        hide = _hider(env)
+        for pipe, lines in zip((process.stdout, process.stderr), texts, strict=True):
+            reader = threading.Thread(target=_read, args=(pipe, lines, hide, on_line), daemon=True)
+            reader.start()
+            readers.append(reader)
         if on_start is not None:
             on_start(process)
         process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         timed_out = True
     finally:
-        _end(process)  # also on Ctrl-C: nothing that was started is left behind
+        if process is not None:
+            _end(process)  # also on Ctrl-C, from its first moment on: nothing that was started is left behind
+            for unread in (process.stdout, process.stderr)[len(readers) :]:
+                if unread is not None:
+                    unread.close()
         for reader in readers:
             reader.join(timeout=LEFT_S)
+    assert process is not None
     code = process.returncode
     return Done(tuple(args), code if code >= 0 else 128 - code, "".join(texts[0]), "".join(texts[1]), time.monotonic() - began, timed_out)
 

@@ -33,6 +33,18 @@ async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0, what
         await asyncio.sleep(0.005)
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that has ended and is not collected yet does not. It may end at any moment of the question."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return not Path("/proc").is_dir()  # gone meanwhile; elsewhere than on Linux nothing more can be asked
+
+
 def processes_of(directory: Path) -> dict[int, str]:
     """Live processes that name the directory in their command or environment: an emulator's workers, guards and servers do, although they
     inherit nothing of the test's environment. Linux only; elsewhere nothing is found."""

@@ -13,7 +13,7 @@ import pytest
 
 from contract.errors import EmulatorError
 from emulator.processes import GuardedProcess
-from tests.emulator.kit import eventually
+from tests.emulator.kit import alive, eventually
 
 # a command with a child of its own session and a grandchild: all write their pid, then sleep
 FAMILY = """
@@ -48,15 +48,6 @@ def family(tmp_path: Path) -> Path:
     script = tmp_path / "family.py"
     script.write_text(FAMILY)
     return script
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def family_pids(place: Path, count: int) -> Callable[[], list[int]]:

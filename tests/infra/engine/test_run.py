@@ -18,6 +18,7 @@ import pytest
 from contract.errors import UsageError
 from infra.review import engine
 from infra.review.engine import Done, EngineError, Preview, Project, pulumi_env, run
+from tests.emulator.kit import alive
 from tests.infra.engine.kit import eventually
 
 Fake = Callable[[str], dict[str, str]]
@@ -36,13 +37,6 @@ def fake(tmp_path: Path) -> Fake:
         return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
 
     return make
-
-
-def ended(pid: int) -> bool:
-    try:
-        return b") Z " in Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return True
 
 
 def test_a_failure_is_a_result_with_both_outputs(fake: Fake, tmp_path: Path) -> None:
@@ -69,7 +63,7 @@ def test_a_run_over_its_deadline_is_interrupted_first_and_then_ended_with_its_pl
     assert time.monotonic() - began < 20
     pid = next(int(line) for line in done.stdout.splitlines() if line.isdigit())
     assert "interrupted" in done.stdout
-    assert ended(pid), "a plugin in a process group of its own goes with its engine"
+    assert not alive(pid), "a plugin in a process group of its own goes with its engine"
     with pytest.raises(EngineError, match="was stopped after"):
         done.expect()
 
@@ -95,14 +89,25 @@ def test_a_second_interrupt_does_not_wait_for_an_engine_that_does_not_end(fake: 
     finally:
         caller.kill()
         caller.communicate()
-    assert ended(int((tmp_path / "pid").read_text()))
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_an_interrupt_just_after_the_start_leaves_no_engine(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(env: object) -> None:
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "the engine runs")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_hider", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["up"], cwd=tmp_path, env=fake(f"echo $$ >{tmp_path}/pid\nexec sleep 60"))
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 def test_what_a_killed_engine_leaves_behind_is_ended(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LEFT_S", 0.2)
     done = run(["up"], cwd=tmp_path, env=fake("sleep 60 & echo $!; kill -9 $$"))
     assert done.returncode == 128 + 9
-    assert ended(int(done.stdout))
+    assert not alive(int(done.stdout))
 
 
 def test_secrets_of_the_environment_are_hidden_in_what_is_said(fake: Fake, tmp_path: Path) -> None:

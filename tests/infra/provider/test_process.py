@@ -22,6 +22,7 @@ from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 from infra.provider import codec, sdk, sdkgen
 from infra.provider.resources import KINDS
+from tests.emulator.kit import alive
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -65,9 +66,9 @@ def test_the_plugin_ends_when_its_engine_is_killed() -> None:
         engine.kill()
         engine.wait()
         deadline = time.monotonic() + 20
-        while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() and time.monotonic() < deadline:
+        while alive(pid) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text()
+        assert not alive(pid)
 
 
 def test_the_plugin_starts_without_http() -> None:
