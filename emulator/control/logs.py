@@ -24,7 +24,7 @@ _WORKERS: Final = 500
 
 @dataclass(frozen=True, slots=True, order=True)
 class Line:
-    """One line. `ts`: seconds since the epoch, different for each line of a worker and source."""
+    """One line. `ts`: seconds since the epoch, in whole microseconds as ids show them, different for each line of a worker and source."""
 
     ts: float
     source: Source
@@ -59,7 +59,7 @@ class WorkerLogs:
         found = self._logs.get((endpoint, worker))
         if found is not None:
             last = found.lines[-1].ts if found.lines else 0.0
-            found.lines.append(Line(max(self._time(), last + 1e-6), source, text))
+            found.lines.append(Line(_after(last, self._time()), source, text))
 
     def ended(self, endpoint: str, worker: str) -> None:
         found = self._logs.get((endpoint, worker))
@@ -104,6 +104,11 @@ class WorkerLogs:
                 del found.marks[: _MARKS // 2]
 
 
+def _after(last: float, now: float) -> float:
+    """Now, or the microsecond after the last line."""
+    return round(max(now, last + 1e-6), 6)
+
+
 def _file_lines(found: _Log) -> list[Line]:
     if found.path is None or not found.marks:
         return []
@@ -123,6 +128,6 @@ def _file_lines(found: _Log) -> list[Line]:
         if not part.endswith(b"\n") and not found.ended:
             break  # the rest of it is still to come
         at = found.marks[min(bisect.bisect_left(sizes, offset), len(sizes) - 1)][1]
-        last = max(at, last + 1e-6)
+        last = _after(last, at)
         lines.append(Line(last, "container", part.rstrip(b"\r\n").decode(errors="replace")))
     return lines

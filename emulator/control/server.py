@@ -7,7 +7,6 @@ one. Every message passes the seam; `Message.operation` is the method and the ro
 from __future__ import annotations
 
 import asyncio
-import datetime
 import hmac
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -336,15 +335,10 @@ def _log_query(call: Call) -> tuple[Source | None, int, float | None]:
         except ValueError:
             errors.append(f"{name}: must be an RFC 3339 time")
         else:
-            after = _seconds(instant) - (1e-6 if inclusive else 0.0)
+            after = instant.timestamp() + (-0.5e-6 if inclusive else 0.5e-6)  # lines have whole microseconds
     if errors:
         raise invalid(*errors)
     return source, tail, after
-
-
-def _seconds(instant: datetime.datetime) -> float:
-    # half a microsecond more: ids are written to the microsecond, times are not
-    return instant.timestamp() + 0.5e-6
 
 
 def _event(line: Line) -> bytes:

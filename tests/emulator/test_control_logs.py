@@ -14,6 +14,8 @@ import pytest
 
 from emulator import Emulator, EmulatorConfig, EndpointConfig, ImageConfig, Script, ScriptedWorker
 from emulator.control.logs import WorkerLogs
+from emulator.control.records import rfc3339
+from emulator.control.usage import parse_rfc3339
 from tests.emulator.control_kit import COUNT, Rest, controlled, endpoint
 from tests.emulator.kit import echo, eventually
 
@@ -127,3 +129,18 @@ async def test_workers_of_the_configurations_endpoints_have_logs_by_the_endpoint
         (worker,) = emulator.endpoint("a").workers
         found = await events(rest, f"/serverless/a-id/workers/{worker.id}/logs?source=container", 1)
         assert found[0][1]["line"] == "hello"
+
+
+def test_the_time_of_a_line_is_the_one_that_its_id_shows() -> None:
+    """Whatever fraction of a microsecond the clock has: ids have none."""
+    at = 1_795_996_800.0
+    for step in range(40):
+        at += 0.123_456_7
+        logs = WorkerLogs(lambda now=at: now)  # type: ignore[misc]
+        logs.opened("e", "w", None)
+        logs.say("e", "w", "first")
+        logs.say("e", "w", "second")
+        first, second = logs.lines("e", "w")
+        shown = parse_rfc3339(rfc3339(first.ts, fraction=True)).timestamp()
+        assert first.ts == shown, step
+        assert second.ts - first.ts == pytest.approx(1e-6, abs=3e-7)
