@@ -23,6 +23,7 @@ import aiohttp
 import msgspec
 
 from contract.errors import EndpointAuth, EndpointError, EndpointMissing, EndpointUnavailable, EndpointUnreachable, RateLimited, Refused
+from contract.headers import retry_after
 from contract.models import JobRequest, encode
 from contract.protocol import Health, JobStatus
 
@@ -30,6 +31,8 @@ WINDOW_S: Final = 10.0
 WINDOW_MARGIN_S: Final = 0.2
 """Requests arrive at RunPod later than they were sent, and not in equal steps."""
 TIMEOUT_S: Final = 30.0
+MOST_TOLD_S: Final = 120.0
+"""The longest wait that an answer can ask for."""
 MAX_ERROR_TEXT: Final = 200
 MAX_ANSWER: Final = 64 << 20
 """Bytes. A job's output has at most 20 MB (send-requests.mdx); what is longer is not RunPod's."""
@@ -356,7 +359,9 @@ class RunPodClient:
                 continue
             self.counters.count(operation, answer.status)
             if answer.status == 429:
-                told = _retry_after(answer.headers)
+                # RunPod documents none; proxies before it may send it.
+                told = retry_after(answer.headers.get("retry-after"))
+                told = None if told is None else min(told, MOST_TOLD_S)
                 failure = RateLimited(f"RunPod limits the rate of /{operation}.", retry_after_s=told, where=url)
                 pacer.hold(told if told is not None else self._backoff(attempt))
                 continue
@@ -422,12 +427,3 @@ def _sentence(error: Any) -> Any:
         return msgspec.json.decode(error, type=_Raised).error_message or error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return error
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds; RunPod documents none, proxies before it may send it."""
-    try:
-        told = float(headers.get("retry-after", ""))
-    except ValueError:
-        return None
-    return min(max(told, 0.0), 120.0)

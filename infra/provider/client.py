@@ -11,7 +11,6 @@ The API key goes into one header and nowhere else: not into a message, not into 
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json as jsonlib
 import math
 import os
@@ -26,6 +25,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from contract.errors import UsageError
+from contract.headers import retry_after
 from infra.provider.errors import Denied, NotFound, RestError, TooManyRequests, Unreachable
 
 API_BASE_URL: Final = "https://api.runpod.io"
@@ -48,7 +48,7 @@ HIDDEN: Final = "<hidden>"
 
 Json = dict[str, Any]
 
-__all__ = ["Denied", "NotFound", "RestClient", "RestError", "TooManyRequests", "Unreachable", "clean_base_url", "retry_after"]
+__all__ = ["Denied", "NotFound", "RestClient", "RestError", "TooManyRequests", "Unreachable", "clean_base_url"]
 
 
 def clean_base_url(text: str | None = None, environ: Mapping[str, str] | None = None) -> str:
@@ -65,20 +65,6 @@ def clean_base_url(text: str | None = None, environ: Mapping[str, str] | None = 
             "is not the URL of an API.", where=f"{BASE_URL_ENV}, or baseUrl of the provider", fix=f"An example: {API_BASE_URL}"
         )
     return url
-
-
-def retry_after(value: str | None, now: float | None = None) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, or an HTTP date. None when there is none, or it says nothing."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return max(0.0, seconds) if seconds == seconds else None
 
 
 def loads(data: bytes | str) -> Any:

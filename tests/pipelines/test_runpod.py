@@ -114,6 +114,20 @@ async def test_run_is_repeated_after_429_and_waits_as_long_as_it_was_told() -> N
     assert api.counters.share("run", 429) == pytest.approx(2 / 3)
 
 
+@pytest.mark.parametrize(("told", "waited"), [("99999", 120.0), ("1e999", 120.0), ("-5", 0.0)])
+async def test_an_answer_cannot_ask_for_a_wait_without_end(told: str, waited: float) -> None:
+    api, script = client(answer(429, retry_after=told), ACCEPTED)
+    assert await api.run(request()) == "job-1"
+    assert sum(script.sleeps) == pytest.approx(waited)
+
+
+async def test_a_wait_that_is_no_number_is_not_waited_for() -> None:
+    """NaN is a float, and slept for ever or not at all."""
+    api, script = client(answer(429, retry_after="nan"), ACCEPTED)
+    assert await api.run(request()) == "job-1"
+    assert all(0 < pause < 120 for pause in script.sleeps)
+
+
 async def test_run_is_repeated_when_no_connection_was_made() -> None:
     api, script = client(NotSent("refused"), ACCEPTED)
     assert await api.run(request()) == "job-1"

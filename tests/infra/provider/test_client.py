@@ -18,7 +18,6 @@ from infra.provider.client import (
     TooManyRequests,
     Unreachable,
     clean_base_url,
-    retry_after,
 )
 from tests.infra.provider.cloud import KEY, Cloud, Fault
 
@@ -69,14 +68,6 @@ def test_the_base_url_comes_from_the_environment_and_a_bad_one_is_a_usage_error(
 def test_what_is_no_address_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         clean_base_url(text, {})
-
-
-def test_retry_after_is_seconds_or_a_date() -> None:
-    assert retry_after("7") == 7
-    assert retry_after("Mon, 30 Nov 2026 00:00:10 GMT", now=1796083200.0) == pytest.approx(10, abs=86400 * 2)
-    assert retry_after("-3") == 0
-    assert [retry_after(text) for text in (None, "soon", "nan", "")] == [None] * 4
-    assert retry_after(f"Mon, {'9' * 20} Jan 2020 00:00:00 GMT") is None
 
 
 async def test_retry_after_is_honoured_by_every_request_of_the_client(cloud: Cloud) -> None:
