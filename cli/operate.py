@@ -448,18 +448,18 @@ class Load:
 
 def estimate(load: Load) -> int:
     """How many active workers, which max, and what they cost."""
+    from contract.gpus import PRICES_DATE, usd_per_hour
     from infra.estimate import HEADROOM, estimate_workers
-    from infra.settings import POOLS, PRICES_DATE
 
     usd, source = load.usd_per_hour, "as given"
     if load.pool is not None:
         if usd is not None:
             raise UsageError("both give a price.", where="--pool and --usd-per-hour", fix="Leave one out.")
-        pool = POOLS.get(load.pool)
-        if pool is None or pool.usd_per_second is None:
-            known = ", ".join(name for name, one in POOLS.items() if one.usd_per_second is not None)
-            raise UsageError("is no pool with a known price.", where=f"--pool {load.pool}", fix=f"Known: {known}; else use --usd-per-hour.")
-        usd, source = pool.usd_per_second * 3600 * load.gpus, f"{load.pool}, RunPod's page of {PRICES_DATE}"
+        known = usd_per_hour()
+        if load.pool not in known:
+            mend = f"Known: {', '.join(known)}; else use --usd-per-hour."
+            raise UsageError("is no pool with a known price.", where=f"--pool {load.pool}", fix=mend)
+        usd, source = known[load.pool] * load.gpus, f"{load.pool}, RunPod's page of {PRICES_DATE}"
     found = estimate_workers(
         load.requests_per_minute,
         load.seconds,

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from contract.errors import UsageError
 from contract.facts import API_URL
+from contract.gpus import PRICES_DATE, usd_per_hour
 from contract.models import TaskKind
 
 PROJECT: Final = "nightbatch"
@@ -76,35 +77,6 @@ RESERVED_ENV: Final = {
     "HEALTH_CHECK_PATH": "health.path",
 }
 """Variables that the program sets itself, and the setting that each comes from."""
-
-PRICES_DATE: Final = "2026-08-20"
-"""When RunPod's page of serverless prices said what follows."""
-
-
-@dataclass(frozen=True)
-class Pool:
-    """A serverless GPU pool: one of its cards, and the flex price of one GPU in dollars a second (None: not on the page)."""
-
-    card: str
-    usd_per_second: float | None
-
-
-POOLS: Final[Mapping[str, Pool]] = {
-    "AMPERE_16": Pool("NVIDIA RTX A4000", 0.00016),
-    "AMPERE_24": Pool("NVIDIA RTX A5000", 0.00019),
-    "ADA_24": Pool("NVIDIA GeForce RTX 4090", 0.00031),
-    "ADA_32_PRO": Pool("NVIDIA GeForce RTX 5090", None),
-    "AMPERE_48": Pool("NVIDIA RTX A6000", 0.00034),
-    "ADA_48_PRO": Pool("NVIDIA L40S", 0.00053),
-    "AMPERE_80": Pool("NVIDIA A100 80GB PCIe", 0.00076),
-    "ADA_80_PRO": Pool("NVIDIA H100 80GB HBM3", 0.00116),
-    "BLACKWELL_96": Pool("NVIDIA RTX PRO 6000 Blackwell Server Edition", 0.00111),
-    "HOPPER_141": Pool("NVIDIA H200", 0.00155),
-    "BLACKWELL_180": Pool("NVIDIA B200", 0.00240),
-}
-"""What is known without asking (RunPod: references/gpu-types and the table of serverless prices, PRICES_DATE). Not a closed list: a pool
-that is not here can be used, once its price is said in `gpuPrices` or read from the catalog."""
-
 
 # --- the models ----------------------------------------------------------------------------------------------------------------------
 
@@ -811,7 +783,7 @@ def prices(settings: Settings, catalog: Iterable[Mapping[str, Any]] | None = Non
 
     `catalog`: the GPU types of GET /v2/catalog/gpus (`pool`, `price.serverless` in dollars per GPU and hour), where a key was there to ask.
     """
-    found = {name: pool.usd_per_second * 3600 for name, pool in POOLS.items() if pool.usd_per_second is not None}
+    found = usd_per_hour()
     source = f"RunPod's page of serverless prices, {PRICES_DATE}"
     if catalog is not None:
         live: dict[str, float] = {}

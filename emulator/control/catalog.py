@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from contract.gpus import usd_per_second
 from emulator.control.problem import conflict, invalid, not_found
 
 Stock = Literal["NONE", "LOW", "MEDIUM", "HIGH"]
@@ -104,19 +105,8 @@ def _pool(pool: str | None, memory_gb: int, *names: str) -> tuple[GpuType, ...]:
 
 
 CATALOG: Final = Catalog(
-    pool_usd_per_s={
-        "AMPERE_16": 0.00016,
-        "AMPERE_24": 0.00019,
-        "ADA_24": 0.00031,
-        "ADA_32_PRO": 0.00044,
-        "AMPERE_48": 0.00034,
-        "ADA_48_PRO": 0.00053,
-        "AMPERE_80": 0.00076,
-        "ADA_80_PRO": 0.00116,
-        "BLACKWELL_96": 0.00111,
-        "HOPPER_141": 0.00155,
-        "BLACKWELL_180": 0.00240,
-    },
+    # What RunPod takes for the RTX 5090 is not on its page: a guess.
+    pool_usd_per_s={**usd_per_second(), "ADA_32_PRO": 0.00044},
     gpus=(
         *_pool("AMPERE_16", 16, "RTX A4000"),
         *_pool("AMPERE_16", 20, "RTX A4500", "RTX 4000 Ada Generation"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from contract.gpus import usd_per_hour
 from infra.review.changes import (
     ABSENT,
     ENDPOINT,
@@ -33,7 +34,7 @@ from infra.review.changes import (
     outputs,
     stack_outputs,
 )
-from infra.settings import MOST, POOLS, PROJECT
+from infra.settings import MOST, PROJECT
 
 LIMIT: Final = 65_000
 """Bytes of a report. GitHub takes 65,536 characters in a comment; the rest is for the marker and the link that the comment adds."""
@@ -197,7 +198,7 @@ class Pricing:
 
 def prices_of(digest: Json) -> dict[str, float]:
     """Dollars an hour of one GPU by pool: RunPod's page, and what the stack file says instead."""
-    found = {pool: known.usd_per_second * 3600 for pool, known in POOLS.items() if known.usd_per_second is not None}
+    found = usd_per_hour()
     said_so = (digest.get("config") or {}).get(f"{PROJECT}:gpuPrices")
     try:
         own = json.loads(said_so) if isinstance(said_so, str) else said_so

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.facts import API_URL
+from contract.gpus import POOLS
 from infra import settings as settings_module
-from infra.settings import KEYS, POOLS, RULE_NAMES, Gpu, Health, ModelSource, Prices, Problem, SettingsError, parse, prices, stack_file
+from infra.settings import KEYS, RULE_NAMES, Gpu, Health, ModelSource, Prices, Problem, SettingsError, parse, prices, stack_file
 from tests.infra.stacks import DIGEST, IMAGE, balanced, endpoint, stack, values
 
 VOLUME = {"name": "models", "size": 50, "dataCenter": "EU-RO-1"}
