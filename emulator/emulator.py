@@ -32,6 +32,7 @@ from emulator.control.server import ControlServer
 from emulator.control.usage import HourCost, Usage
 from emulator.control.volumes import VolumeProxy
 from emulator.faults import Seam
+from emulator.files import write_private
 from emulator.jobs import EXECUTION_TIMEOUT_DEFAULT_MS, Job, Status
 from emulator.launch import ProcessLauncher
 from emulator.limits import RateLimiter
@@ -656,15 +657,6 @@ def _endpoint_facts(endpoint: EndpointConfig) -> EndpointFacts:
         max_model_len=endpoint.max_model_len,
         image=endpoint.image,
     )
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file in one step; only its owner may read it (mode 0600)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-    os.replace(fresh, path)
 
 
 def _listen(host: str, port: int, *, fixed: bool) -> socket.socket:

@@ -26,6 +26,7 @@ import msgspec
 from contract.errors import EmulatorError
 from contract.facts import LocalFile, Stack, load_emulator, state_dir
 from emulator.config import EmulatorConfig, EndpointConfig, ImageConfig
+from emulator.files import write_private
 
 UP_TIMEOUT_S: Final = 60.0
 DOWN_TIMEOUT_S: Final = 30.0
@@ -152,7 +153,7 @@ def up(
     # a facts.json that is left over from a crash must not be taken for the new one's
     (directory / "facts.json").unlink(missing_ok=True)
     config_path = directory / CONFIG
-    _write_private(config_path, msgspec.json.format(msgspec.json.encode(config), indent=2))
+    write_private(config_path, msgspec.json.format(msgspec.json.encode(config), indent=2))
     log = directory / LOG
     begins_at = log.stat().st_size if log.exists() else 0
     rooms = str(Path(__file__).resolve().parent.parent)
@@ -347,8 +348,3 @@ def _tail(log: Path, lines: int = 6) -> str:
         return " | ".join(log.read_text(errors="replace").splitlines()[-lines:]) or "(empty)"
     except OSError:
         return "(none)"
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)

@@ -30,6 +30,7 @@ from yarl import URL
 
 from contract.errors import EmulatorError
 from contract.models import S3Config
+from emulator.files import write_private
 from emulator.processes import GuardedProcess
 
 START_TIMEOUT_S: Final = 30.0
@@ -128,7 +129,7 @@ class SeaweedS3:
         data.mkdir(parents=True, exist_ok=True)
         _remove_sockets(self._preferred)  # of a server that was killed
         identities = self._directory / "identities.json"
-        _write_private(identities, json.dumps(self._identities()))
+        write_private(identities, json.dumps(self._identities()).encode())
         for attempt in (1, 2, 3):
             # between the probe and the bind somebody else may take a port: then other ports are tried
             self.ports = tuple(free_ports(len(_SERVICES), self._preferred if attempt == 1 else ()))
@@ -291,12 +292,6 @@ def _remove_sockets(ports: tuple[int, ...]) -> None:
     for port in ports:
         for service in _SERVICES:
             Path(f"/tmp/seaweedfs-{service}-grpc-{port + _GRPC_OFFSET}.sock").unlink(missing_ok=True)
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
 
 
 def _tail(path: Path, lines: int = 8) -> str:

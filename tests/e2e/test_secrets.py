@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from emulator.emulator import Identity, write_private
+from emulator.emulator import Identity
+from emulator.files import write_private
 from tests.e2e.house import (
     PER_SHARD,
     Gate,
