@@ -119,7 +119,6 @@ class Account:
         self.stock: dict[str, Stock] = dict(config.stock)
         self.notices: deque[Notice] = deque(maxlen=100)
         self._tables = _Tables()
-        self._failed_by: dict[str, float] = {}
 
     # --- start, time, and what the emulator's own side does -------------------------------------------------------
 

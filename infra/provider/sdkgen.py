@@ -115,16 +115,23 @@ def getter(f: Field, annotation: str) -> list[str]:
     ]
 
 
-def args_class(name: str, fields: Sequence[Field], owner: str, text: str) -> list[str]:
-    lines = ["", "", "@pulumi.input_type", f"class {name}:", *doc(text, "    "), ""]
-    lines += ["    def __init__(", "        self,", "        *,", *arguments(fields, owner), "    ) -> None:"]
-    lines += ['        """', *parameters(fields), '        """']
+def assignments(fields: Sequence[Field]) -> list[str]:
+    """What a constructor does with its arguments."""
+    lines: list[str] = []
     for f in sorted(fields, key=lambda f: not f.required):
         attribute = snake(f.name)
         if f.required:
             lines.append(f'        pulumi.set(self, "{attribute}", {attribute})')
         else:
             lines += [f"        if {attribute} is not None:", f'            pulumi.set(self, "{attribute}", {attribute})']
+    return lines
+
+
+def args_class(name: str, fields: Sequence[Field], owner: str, text: str) -> list[str]:
+    lines = ["", "", "@pulumi.input_type", f"class {name}:", *doc(text, "    "), ""]
+    lines += ["    def __init__(", "        self,", "        *,", *arguments(fields, owner), "    ) -> None:"]
+    lines += ['        """', *parameters(fields), '        """']
+    lines += assignments(fields)
     for f in fields:
         lines += getter(f, optional(input_type(f, owner), f))
     return lines
@@ -136,12 +143,7 @@ def result_class(name: str, fields: Sequence[Field], owner: str, text: str) -> l
     for f in sorted(fields, key=lambda f: not f.required):
         lines.append(f"        {snake(f.name)}: {optional(output_type(f, owner), f)}{'' if f.required else ' = None'},")
     lines.append("    ) -> None:")
-    for f in sorted(fields, key=lambda f: not f.required):
-        attribute = snake(f.name)
-        if f.required:
-            lines.append(f'        pulumi.set(self, "{attribute}", {attribute})')
-        else:
-            lines += [f"        if {attribute} is not None:", f'            pulumi.set(self, "{attribute}", {attribute})']
+    lines += assignments(fields)
     for f in fields:
         lines += getter(f, optional(output_type(f, owner), f))
     return lines
