@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
-from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -29,6 +28,7 @@ from contract.errors import InfrastructureError, NotFound, UsageError
 from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, check_url, load_stack, secrets_from, state_dir
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind, decode_stored
+from contract.net import on_this_machine
 from contract.store import S3Store
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ async def stack_of_run(uri: RunUri, environ: Mapping[str, str]) -> Stack:
     plan: Plan = decode_stored(blob.data, Plan, where=f"{uri}/plan.json")
     pinned = plan.infra
     api_url = environ.get("RUNPOD_ENDPOINT_BASE_URL") or pinned.api_url
-    if api_url != API_URL and api_url == pinned.api_url and urlsplit(api_url).hostname not in ("127.0.0.1", "localhost", "::1"):
+    if api_url != API_URL and api_url == pinned.api_url and not on_this_machine(api_url):
         raise UsageError(
             f"the plan names {api_url} as RunPod's address.", where=str(uri), fix="If it is right, set RUNPOD_ENDPOINT_BASE_URL to it."
         )

@@ -25,6 +25,7 @@ import aiohttp
 import yaml  # type: ignore[import-untyped]
 
 from contract.errors import InfrastructureError, UsageError
+from contract.net import LOOPBACK
 from infra.settings import PROJECT
 
 USERNAME_ENV: Final = "NIGHTBATCH_REGISTRY_USERNAME"
@@ -42,7 +43,6 @@ ACCEPT: Final = ", ".join(
     )
 )
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 class ImageNotFound(UsageError):
@@ -140,7 +140,7 @@ class _Asking:
     def __init__(self, reference: Reference, tag: str, username: str | None, password: str | None) -> None:
         self._image = f"{reference.repository}:{tag}"
         self._registry = reference.registry
-        scheme = "http" if _host(self._registry) in _LOOPBACK else "https"
+        scheme = "http" if _host(self._registry) in LOOPBACK else "https"
         self._url = f"{scheme}://{self._registry}/v2/{reference.path}/manifests/{tag}"
         self._scope = f"repository:{reference.path}:pull"
         self._basic = _basic(username, password) if username and password else None
@@ -185,7 +185,7 @@ class _Asking:
         if scheme.lower() != "bearer" or not realm:
             raise RegistryError("asks for credentials in a way that is not known here.", where=self._registry)
         parts = urlsplit(realm)
-        if parts.scheme != "https" and not (parts.hostname in _LOOPBACK and _host(self._registry) in _LOOPBACK):
+        if parts.scheme != "https" and not (parts.hostname in LOOPBACK and _host(self._registry) in LOOPBACK):
             raise RegistryError(f"names a token service without https ({realm}).", where=self._registry)
         query = {"scope": fields.get("scope") or self._scope}
         if "service" in fields:

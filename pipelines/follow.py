@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 from contract.errors import (
     EndpointAuth,
@@ -45,6 +44,7 @@ from contract.models import (
     Policy,
     Source,
 )
+from contract.net import on_this_machine
 from contract.protocol import (
     DEFAULT_TUNING,
     Attempt,
@@ -828,7 +828,7 @@ async def drive(
         run, stack=stack, jobs=jobs, store=store, rules=rules, events=events, timer=timer, tuning=tuning, client=client, ledger=ledger
     )
     async with AsyncExitStack() as opened:
-        if follow and webhooks and (webhook_url is not None or _on_this_machine(stack.facts.api_url)):
+        if follow and webhooks and (webhook_url is not None or on_this_machine(stack.facts.api_url)):
             receiver = WebhookReceiver(run.uri.run_id, driver.woke, public_url=webhook_url, port=webhook_port)
             driver.webhook = await opened.enter_async_context(receiver)
         try:
@@ -863,11 +863,6 @@ async def allowed_workers(endpoint: EndpointFacts, stack: str, live_limits: Live
             )
         )
     return min(now, endpoint.workers_max)
-
-
-def _on_this_machine(url: str) -> bool:
-    """Whether RunPod, that is the emulator, can reach a port on loopback."""
-    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 async def _loop(driver: Driver, *, follow: bool, rng: random.Random) -> DriveResult:

@@ -22,7 +22,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 import zstandard
@@ -49,6 +48,7 @@ from contract.models import (
     decode_stored,
     encode,
 )
+from contract.net import on_this_machine
 from contract.params import COMPLETION_MAX_TOKENS, check_params
 from contract.rows import CompletionUrl, InputDigest, row_digest
 from contract.store import S3Store, Store, get_or_none, probe_mode, put_first, put_object
@@ -260,7 +260,7 @@ async def _plan(
     plan_id = plan_id_of(scan.digest, task, [(s.start, s.stop) for s in cut.shards], mode)
     run_id = run_id_of(request.name or _slug(request.dataset), request.task, plan_id, request.again)
     uri = RunUri.parse(f"s3://{store.bucket}/{root}/{run_id}")
-    emulated = _is_local(facts.api_url)
+    emulated = on_this_machine(facts.api_url)
     speed = throughput or reference(endpoint, request.task, emulated=emulated)
     work = cut.work
     pace = request.pace or choose_pace(work, worker_seconds(work, speed, endpoint, emulated=emulated).likely, endpoint)
@@ -629,10 +629,6 @@ def _format(request: PlanRequest) -> Literal["jsonl", "parquet"]:
             return "jsonl"
         raise UsageError(f"the output {request.out!r} must end in .jsonl or .parquet.")
     return "parquet" if request.task == "embed" else "jsonl"
-
-
-def _is_local(api_url: str) -> bool:
-    return urlsplit(api_url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 # --- the second reading --------------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ import aiohttp
 import msgspec
 
 from contract.errors import EndpointAuth, EndpointError, EndpointMissing, EndpointUnavailable, EndpointUnreachable, RateLimited, Refused
-from contract.headers import retry_after
 from contract.models import JobRequest, encode
+from contract.net import retry_after
 from contract.protocol import Health, JobStatus
 
 WINDOW_S: Final = 10.0

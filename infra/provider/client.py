@@ -25,7 +25,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from contract.errors import UsageError
-from contract.headers import retry_after
+from contract.net import retry_after
 from infra.provider.errors import Denied, NotFound, RestError, TooManyRequests, Unreachable
 
 API_BASE_URL: Final = "https://api.runpod.io"

@@ -26,6 +26,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 
 from contract.errors import InfrastructureError, NightbatchError, UsageError
+from contract.net import LOOPBACK
 
 COMMENT_LIMIT: Final = 65_536
 """Characters that GitHub takes in a comment ("Body is too long (maximum is 65536 characters)"); GitLab takes a million."""
@@ -35,7 +36,6 @@ TRIES: Final = 6
 LONGEST_WAIT_S: Final = 60.0
 TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=10)
 RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 CUT: Final = "\n\n*This report was cut: it is longer than a comment may be. The whole of it is in the log of the run.*\n"
 
 

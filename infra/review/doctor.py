@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
 
 from contract.errors import NightbatchError
+from contract.net import on_this_machine
 from contract.protocol import MAX_TTL_S, ttl_for, window_for
-from infra.review.live import LOOPBACK, Rest
+from infra.review.live import Rest
 from infra.review.observed import INIT_TIMEOUT, MODEL_SOURCE, EndpointSeen, JobSeen, Observed, WorkerSeen
 
 Severity = Literal["error", "warning", "advice"]
@@ -293,7 +293,7 @@ def check_waiting(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
 def check_image(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
     """The image is pinned by its digest."""
     image = (at.live.image if at.live else None) or (at.declared.image if at.live is None else None)
-    if not image or re.search("(^|@)sha256:", image) or urlsplit(seen.facts.api_url).hostname in LOOPBACK:
+    if not image or re.search("(^|@)sha256:", image) or on_this_machine(seen.facts.api_url):
         return  # on this machine an image is a name for a command: it has no digest
     tag = image.rsplit("/", 1)[-1].partition(":")[2]
     floating = tag in ("", "latest")

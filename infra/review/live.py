@@ -20,6 +20,7 @@ import aiohttp
 
 from contract.errors import AccessDenied, AlreadyExists, InfrastructureError, NightbatchError, StoreError
 from contract.facts import EndpointFacts, Stack
+from contract.net import on_this_machine
 from contract.protocol import Health
 from contract.store import Store, probe_mode
 from infra.provider.client import API_BASE_URL, BASE_URL_ENV, NotFound, clean_base_url, loads
@@ -43,7 +44,6 @@ from infra.review.observed import (
 )
 
 T = TypeVar("T")
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 DEADLINE_S: Final = 20.0
 """Of each part of an observation."""
 LIMITS_DEADLINE_S: Final = 5.0
@@ -114,8 +114,7 @@ class Asked:
 def rest_base(api_url: str, environ: Mapping[str, str]) -> str:
     """Where REST v2 is for a stack whose data plane is at `api_url`: RUNPOD_API_BASE_URL, else the emulator's own server where the data
     plane is on this machine, else RunPod itself. Raises UsageError where the variable is no address."""
-    on_this_machine = urlsplit(api_url).hostname in LOOPBACK
-    return clean_base_url(environ.get(BASE_URL_ENV) or (api_url if on_this_machine else API_BASE_URL), environ)
+    return clean_base_url(environ.get(BASE_URL_ENV) or (api_url if on_this_machine(api_url) else API_BASE_URL), environ)
 
 
 # --- the data plane ------------------------------------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ async def observe(
             group.part("catalog", lambda: _stock(rest), None),
             asyncio.gather(*(_probed(group, keys, store, prefix) for keys, store in stores.items())),
             group.part("network volumes", lambda: _volumes(rest, facts.store.bucket), no_volumes),
-            _webhook(asked.webhook_url, remote=urlsplit(facts.api_url).hostname not in LOOPBACK),
+            _webhook(asked.webhook_url, remote=not on_this_machine(facts.api_url)),
         )
     finally:
         listing.cancel()

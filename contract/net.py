@@ -1,9 +1,19 @@
-"""contract: what HTTP headers say, read in one way by every client. Pure."""
+"""contract: what addresses and HTTP headers say, read in one way by everybody. Pure."""
 
 from __future__ import annotations
 
 import email.utils
 import time
+from typing import Final
+from urllib.parse import urlsplit
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Hosts that are this machine."""
+
+
+def on_this_machine(url: str) -> bool:
+    """Whether the address is one of this machine: RunPod is the emulator then, and what it calls may be on loopback."""
+    return urlsplit(url).hostname in LOOPBACK
 
 
 def retry_after(value: str | None, now: float | None = None) -> float | None:
