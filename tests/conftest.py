@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,10 @@ LEAVE_SECONDS = 10.0  # children that watch a pipe end a moment after their pare
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No credential, region or setting of the person who runs the tests reaches a test."""
+    """No credential, region or setting of the person who runs the tests reaches a test; nor that the tests run in the background, where a
+    shell has interrupts ignored, and every process that they start would inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in list(os.environ):
         if name.startswith(("RUNPOD_", "AWS_", "NIGHTBATCH_", "PULUMI_")) and name not in KEPT:
             del os.environ[name]
