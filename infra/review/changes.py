@@ -43,12 +43,12 @@ SECRET_NAME: Final = re.compile(
 """Names whose values are not shown, whatever they are: HF_TOKEN is, MAX_TOKENS is not."""
 SECRET_VALUE: Final = re.compile(
     r"\b(?:rp[as]_[A-Za-z0-9_]{8,}|hf_[A-Za-z0-9]{8,}|gh[opusr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|pul-[0-9a-f]{20,}"
-    r"|sk-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+|xox[abpr]-[\w-]{10,})"
+    r"|sk-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]{8,4096}\.[\w-]{8,4096}\.[\w-]+|xox[abpr]-[\w-]{10,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
     re.DOTALL,
 )
 """Strings that look like keys of RunPod, Hugging Face, GitHub, GitLab, Pulumi, OpenAI, AWS or Slack, JSON web tokens, private keys."""
-USER_INFO: Final = re.compile(r"(?<=://)[^/\s@]+:[^/\s@]+(?=@)")
+USER_INFO: Final = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
 BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 
 
@@ -255,7 +255,7 @@ def _is_reason(path: Path, reasons: Collection[str]) -> bool:
 def parse_path(text: str) -> Path:
     """`workers.max`, `gpu.pools[0]` and `env["A.B"]` as the engine writes them."""
     found: list[str | int] = []
-    for match in re.finditer(r'\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]|([^.\[\]]+)', text):
+    for match in re.finditer(r'\[(\d{1,9})\]|\["((?:[^"\\]|\\.)*)"\]|([^.\[\]]+)', text):
         index, quoted, word = match.groups()
         if index is not None:
             found.append(int(index))

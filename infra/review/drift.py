@@ -93,6 +93,8 @@ def look(project: Project, stack: str, secrets: Collection[str] = ()) -> Drift:
             fix="Drift was not looked at.",
             done=preview.done,
         )
+    if preview.odd is not None:
+        raise EngineError(hidden(preview.odd, secrets), where=f"stack {stack}", fix="Drift was not looked at.", done=preview.done)
     found = differences(preview.digest)
     if preview.done.returncode == CHANGED and not found:
         counts = ", ".join(f"{count} {op}" for op, count in sorted(preview.changes.items()))

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from contract.errors import InfrastructureError, UsageError
+from infra.review.digest import decoded, read
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLUGIN: Final = "pulumi-resource-runpodv2"
@@ -75,7 +76,7 @@ class Done:
         """What was printed, as JSON. Raises EngineError."""
         try:
             return json.loads(self.stdout)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EngineError(f"`pulumi {' '.join(self.args[:2])}` did not print JSON. {self.problem}".strip(), done=self) from None
 
     @property
@@ -110,11 +111,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Preview:
-    """One `pulumi preview --json`. `digest` is Pulumi's PreviewDigest (steps, diagnostics, changeSummary, …); None if it printed none."""
+    """One `pulumi preview --json`. `digest` is Pulumi's PreviewDigest (steps, diagnostics, changeSummary, …), brought into form; None if it
+    printed none. `odd`: what of it could not be read, in a sentence."""
 
     stack: str
-    digest: dict[str, Any] | None
+    digest: Mapping[str, Any] | None
     done: Done
+    odd: str | None = None
 
     @property
     def failed(self) -> bool:
@@ -358,13 +361,10 @@ _ERROR = re.compile(r"^\s*(?:error|Error|fatal):\s*(.+)$")
 
 def _problems(text: str) -> list[str]:
     """The error messages in what pulumi printed: of the JSON digest's diagnostics, or its `error: …` lines."""
-    try:
-        digest = json.loads(text)
-    except ValueError:
+    digest = decoded(text)
+    if digest is None:
         return [found.group(1) for line in text.splitlines() if (found := _ERROR.match(line)) and not _echo(found.group(1))]
-    if not isinstance(digest, dict):
-        return []
-    return error_messages(digest)
+    return error_messages(read(digest).found)
 
 
 def error_messages(digest: Mapping[str, Any]) -> list[str]:
@@ -415,11 +415,9 @@ class Project:
         """What `up` would do. `refresh`: look at live state first (needs a key). A preview that failed is a result, too."""
         extra = ("--refresh", "--run-program") if refresh else ()
         done = self.run("preview", "--json", "--stack", stack, *extra, *args, timeout_s=timeout_s)
-        try:
-            digest = json.loads(done.stdout)
-        except ValueError:
-            digest = None
-        return Preview(stack, digest if isinstance(digest, dict) else None, done)
+        document = decoded(done.stdout)
+        digest = read(document if isinstance(document, dict) else None)
+        return Preview(stack, digest.found if isinstance(document, dict) else None, done, digest.problem)
 
     def up(self, stack: str, *args: str, timeout_s: float = CHANGE_S, on_line: Callable[[str], None] | None = None) -> Done:
         """Make live what is declared. A failure is a result (`Done.expect`)."""

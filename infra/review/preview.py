@@ -34,6 +34,7 @@ from infra.review.changes import (
     outputs,
     stack_outputs,
 )
+from infra.review.digest import decoded, read
 from infra.settings import MOST, PROJECT
 
 LIMIT: Final = 65_000
@@ -139,10 +140,13 @@ def destroys(change: Change) -> bool:
 
 
 def understood(preview: StackPreview, secrets: Collection[str] = ()) -> StackReport:
-    """Read one stack's preview. `secrets`: strings to be cut wherever they appear."""
-    digest = preview.digest or {}
+    """Read one stack's preview, of whatever form it is. `secrets`: strings to be cut wherever they appear."""
+    read_as = read(preview.digest)
+    digest, problem = read_as.found, read_as.problem
     found = changes(digest)
     findings, errors, warnings = said(digest, preview.errors, secrets)
+    if problem is not None:  # what cannot be read may be what destroys something: such a report is not to be believed
+        errors = (*errors, short(hidden(problem, secrets)))
     tell = Pricing(prices_of(digest), stack_outputs(digest))
     return StackReport(
         stack=preview.stack,
@@ -150,7 +154,8 @@ def understood(preview: StackPreview, secrets: Collection[str] = ()) -> StackRep
         findings=findings,
         errors=errors,
         warnings=warnings,
-        infrastructure=bool(errors) and (preview.exit_code in INFRASTRUCTURE_EXITS or any(map(OUTSIDE.search, errors))),
+        infrastructure=bool(errors)
+        and (problem is not None or preview.exit_code in INFRASTRUCTURE_EXITS or any(map(OUTSIDE.search, errors))),
         refreshed=preview.refreshed,
         before=cost(found, before, tell, preview.nights),
         after=cost(found, after, tell, preview.nights),
@@ -184,13 +189,15 @@ class Pricing:
         gpu = at(declared, ("gpu",))
         if not isinstance(gpu, Mapping):
             return None
-        pools = [pool for pool in gpu.get("pools") or () if isinstance(pool, str)]
-        count = _count(gpu.get("count"), 1)
+        named, count = gpu.get("pools"), _count(at(gpu, ("count",)), 1)
+        pools = named if isinstance(named, list) and all(isinstance(pool, str) for pool in named) else []
+        if count is None:
+            return None
         told = at(self.outputs, ("endpoints",))
         for one in told.values() if isinstance(told, Mapping) else ():
             if isinstance(one, Mapping) and endpoint_id and one.get("id") == endpoint_id:
                 price = one.get("usd_per_hour_per_worker")
-                if isinstance(price, int | float) and one.get("gpuPools") == pools and _count(one.get("gpuCount"), 1) == count:
+                if isinstance(price, int | float) and one.get("gpuPools") == pools and _count(at(one, ("gpuCount",)), 1) == count:
                     return float(price)
         known = [self.pools[pool] for pool in pools if pool in self.pools]
         return max(known) * count if known and len(known) == len(pools) else None
@@ -200,10 +207,7 @@ def prices_of(digest: Json) -> dict[str, float]:
     """Dollars an hour of one GPU by pool: RunPod's page, and what the stack file says instead."""
     found = usd_per_hour()
     said_so = (digest.get("config") or {}).get(f"{PROJECT}:gpuPrices")
-    try:
-        own = json.loads(said_so) if isinstance(said_so, str) else said_so
-    except (ValueError, RecursionError):
-        own = None
+    own = decoded(said_so) if isinstance(said_so, str) else said_so
     if isinstance(own, Mapping):  # what is no price is refused by the settings, and said there
         found |= {str(pool): float(price) for pool, price in own.items() if isinstance(price, int | float) and 0 <= price <= MOST}
     return found
@@ -232,10 +236,10 @@ def cost(found: Sequence[Change], state: Callable[[Change], Json | None], tell: 
         if change.type != ENDPOINT or declared is None:
             continue
         price = tell.of(declared, change.id)
-        if price is None:
+        least, most = _count(at(declared, ("workers", "min")), 0), _count(at(declared, ("workers", "max")), 3)
+        if price is None or least is None or most is None:
             unpriced.append(change.name)
             continue
-        least, most = _count(at(declared, ("workers", "min")), 0), _count(at(declared, ("workers", "max")), 3)
         ceiling += most * price
         rest += least * price * HOURS_OF_DAY
         there = before(change)
@@ -245,13 +249,16 @@ def cost(found: Sequence[Change], state: Callable[[Change], Json | None], tell: 
     return Cost(round(ceiling, 6), round(rest, 6), round(night, 6), tuple(sorted(unpriced)))
 
 
-def _count(value: Any, default: int) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+def _count(value: Any, default: int) -> int | None:
+    """A count of something; None where what stands there is none, such as what is known only after `up`."""
+    if value is ABSENT:
+        return default
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
 
 
 # --- what the program said -----------------------------------------------------------------------------------------------------------
 
-RULE: Final = re.compile(r"(?m)^\s*(?P<rule>[a-z][a-z-]*) \((?P<level>mandatory|advisory)\): (?P<resource>[^:\n]+): (?P<text>.+)$")
+RULE: Final = re.compile(r"(?m)^[ \t]*(?P<rule>[a-z][a-z-]*) \((?P<level>mandatory|advisory)\): (?P<resource>[^:\n]+): (?P<text>.+)$")
 """A finding as infra/rules.py prints it, alone or as a line of a longer message."""
 OUTSIDE: Final = re.compile(
     r"RunPod answered \d|RunPod did not answer|RunPod's answer is|rate limit was reached|was stopped after \d+ s|PULUMI_CONFIG_PASSPHRASE"
@@ -671,6 +678,8 @@ def idle_cut(change: Change, p: Property) -> str | None:
     if change.type != ENDPOINT or p.path != "workers.max" or not p.drifted:
         return None
     live, declared = _count(p.old, -1), _count(p.new if p.new is not ABSENT else p.before, -1)
+    if live is None or declared is None:
+        return None
     if live == 0 and declared > 0:
         return f"{IDLE}: no request for 7 days"
     if live == 2 and declared > 2:

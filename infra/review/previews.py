@@ -5,7 +5,6 @@ Touches: processes (through infra.review.engine), and with a key REST v2's billi
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,10 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import NightbatchError, UsageError
-from infra.review.changes import ENDPOINT, changes
+from infra.review.changes import ENDPOINT, at, changes
+from infra.review.digest import decoded, read
 from infra.review.engine import CHANGED, GRACE_S, PREVIEW_S, Done, EngineError, Project, run
 from infra.review.preview import StackPreview
-from infra.settings import STACKS
+from infra.settings import MOST, STACKS
 
 AT_ONCE: Final = 2
 """Each preview is an engine, a language host, the program and the provider: two keep two cores busy."""
@@ -111,10 +111,7 @@ def end(processes: Iterable[subprocess.Popen[bytes]], grace_s: float) -> None:
 
 def stack_preview(stack: str, done: Done, *, refreshed: bool) -> StackPreview:
     """What one run of `pulumi preview --json` came to."""
-    try:
-        digest = json.loads(done.stdout)
-    except ValueError:
-        digest = None
+    digest = decoded(done.stdout)
     digest = digest if isinstance(digest, dict) else None
     errors: list[str] = []
     if done.timed_out:
@@ -130,7 +127,7 @@ def with_nights(previews: Sequence[StackPreview], nights: Mapping[str, float]) -
     """The previews with what the billing says of their endpoints."""
     found = []
     for preview in previews:
-        mine = {change.id for change in changes(preview.digest or {}) if change.type == ENDPOINT}
+        mine = {change.id for change in changes(read(preview.digest).found) if change.type == ENDPOINT}
         found.append(replace(preview, nights={known: usd for known, usd in nights.items() if known in mine}))
     return found
 
@@ -144,8 +141,9 @@ async def billed_nights(base_url: str | None, key: str, *, deadline_s: float = 2
             answer = await client.billing_serverless(bucket_size="day", last_n=NIGHTS + 1)
     except NightbatchError:
         return {}
-    today = ((answer.get("metadata") or {}).get("query") or {}).get("endTime")
-    return typical_nights(record for record in answer["records"] if record.get("endTime") != today)  # today is not over
+    told = at(answer, ("metadata", "query", "endTime"))
+    records = [record for record in answer["records"] if isinstance(record, Mapping)]
+    return typical_nights(record for record in records if record.get("endTime") != told)  # today is not over
 
 
 def typical_nights(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -153,7 +151,7 @@ def typical_nights(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     days: dict[str, dict[str, float]] = {}
     for record in records:
         endpoint, amount = record.get("serverlessId"), record.get("totalAmount")
-        if isinstance(endpoint, str) and isinstance(amount, int | float) and amount > 0:
+        if isinstance(endpoint, str) and isinstance(amount, int | float) and 0 < amount <= MOST:
             of = days.setdefault(endpoint, {})
             day = str(record.get("startTime", ""))[:10]
             of[day] = of.get(day, 0.0) + float(amount)
