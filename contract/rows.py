@@ -7,6 +7,7 @@ input object and without the newline, are the row's canonical bytes: whoever rea
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import Final, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from contract.models import Hex64, Model
 MAX_ROW_BYTES: Final = 8 * 1024 * 1024
 """A longer row is refused by preflight. RunPod's payload limits do not bind (rows travel through S3); a worker's memory does."""
 _MASK: Final = (1 << 256) - 1
+_HEAD: Final = struct.Struct(">QI").pack
 
 ChatUrl = "/v1/chat/completions"
 CompletionUrl = "/v1/completions"
@@ -61,7 +63,7 @@ class ErrorLine(Model, frozen=True, kw_only=True):
 def row_digest(index: int, custom_id: str, line: bytes) -> bytes:
     """sha256(index ‖ id ‖ canonical bytes): index as 8 bytes, id with its length before it, so that no two rows share an encoding."""
     ident = custom_id.encode()
-    return hashlib.sha256(index.to_bytes(8, "big") + len(ident).to_bytes(4, "big") + ident + line).digest()
+    return hashlib.sha256(_HEAD(index, len(ident)) + ident + line).digest()
 
 
 class InputDigest:

@@ -27,6 +27,7 @@ from aiohttp.http import HttpProcessingError
 from contract.errors import UsageError
 from contract.net import retry_after
 from infra.provider.errors import Denied, NotFound, RestError, TooManyRequests, Unreachable
+from infra.provider.hide import CUT, hider, one_line
 
 API_BASE_URL: Final = "https://api.runpod.io"
 """REST v2's host (OpenAPI `servers`); the job data plane is another host, api.runpod.ai."""
@@ -35,6 +36,11 @@ API_KEY_ENV: Final = "RUNPOD_API_KEY"
 ATTEMPT_S: Final = 30.0
 """Seconds for one request, connecting included."""
 CONNECT_S: Final = 10.0
+SILENCE_S: Final = 60.0
+"""How long RunPod may say nothing at all, in all requests of a client together, before it counts as out of reach: a wrong address or a
+cable that is not plugged in does not mend itself while somebody waits. Once it has answered, a whole deadline is waited."""
+PROBE_S: Final = 15.0
+"""How often it is then tried again."""
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 8.0
 MAX_ANSWER: Final = 16 << 20
@@ -86,7 +92,8 @@ class RestClient:
     """One account's REST v2. An async context manager; safe for many requests at once in one event loop.
 
     `deadline_s`: for one call with all its repetitions. `session`: an aiohttp session to use and leave open. `clock` and `sleep`: time, as
-    tests bring it. A 429 makes every request of this client wait, because the limit is the account's.
+    tests bring it. A 429 makes every request of this client wait, because the limit is the account's. A RunPod that says nothing at all is
+    waited for once, not by each request: when that time is over, every further one fails at once, and one in PROBE_S looks again.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class RestClient:
         session: aiohttp.ClientSession | None = None,
         deadline_s: float = 60.0,
         attempt_s: float = ATTEMPT_S,
+        silence_s: float = SILENCE_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
@@ -107,10 +115,19 @@ class RestClient:
         self._own = session is None
         self._deadline_s = deadline_s
         self._attempt_s = attempt_s
+        self._silence_s = min(silence_s, deadline_s)
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._held_until = 0.0
+        self._answered_at: float | None = None
+        """When RunPod said anything, whatever it was."""
+        self._silent_since: float | None = None
+        """Since when it has not, as far as this client has asked."""
+        self._tried_at = 0.0
+        self._given_up = ""
+        """Why nobody waits any more; empty while somebody does."""
+        self._hidden = hider([self._key], HIDDEN)
 
     def __repr__(self) -> str:
         return f"RestClient({self.base_url!r})"
@@ -139,16 +156,23 @@ class RestClient:
         body = None if json is None else jsonlib.dumps(json, separators=(",", ":")).encode()
         end = self._clock() + self._deadline_s
         pause, uncertain, refused = FIRST_PAUSE_S, False, b""
+        probe = self._given_up != ""
+        if probe and self._clock() - self._tried_at < PROBE_S:
+            raise self._out_of_reach(where)
         while True:
             await self._wait_for_turn(end, where, uncertain, refused)
-            left = end - self._clock()
+            began = self._tried_at = self._clock()
+            left = CONNECT_S if probe else self._patience_ends(end) - began
             try:
                 status, answered, data = await self._once(method, path, headers, body, query, min(self._attempt_s, max(left, 0.05)))
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 cause, wait, done = f"no connection ({type(error).__name__})", self._jitter(pause), False
+                self._heard_nothing(began)
             except (aiohttp.ClientError, TimeoutError, OSError, _TooLong) as error:
                 cause, wait, done = f"no whole answer ({type(error).__name__})", self._jitter(pause), True
+                self._heard_nothing(began)
             else:
+                self._answered_at, self._silent_since, self._given_up, probe = self._clock(), None, "", False
                 if status < 300:
                     return self._parse(data, where)
                 asked = retry_after(answered.get("Retry-After"))
@@ -162,15 +186,36 @@ class RestClient:
                 cause, done = f"status {status}", True
                 wait = self._jitter(pause) if asked is None else asked + self._rng.uniform(0.0, 0.5)
             uncertain = uncertain or done
-            if (done and not retry) or self._clock() + wait > end:
-                raise Unreachable(
-                    f"RunPod did not answer as it should: {cause}.",
-                    maybe_done=uncertain,
-                    where=where,
-                    fix="Whether it was carried out is not known." if uncertain else "It was not carried out. Try again.",
-                )
+            if self._clock() + wait > self._patience_ends(math.inf):
+                self._given_up = cause
+            if (done and not retry) or self._given_up or self._clock() + wait > end:
+                raise self._unanswered(cause, where, uncertain)
             await self._sleep(wait)
             pause = min(LONGEST_PAUSE_S, pause * 2)
+
+    def _heard_nothing(self, began: float) -> None:
+        """An attempt ended without an answer. Another request may have had one meanwhile."""
+        if self._silent_since is None:
+            self._silent_since = began if self._answered_at is None else max(began, self._answered_at)
+
+    def _patience_ends(self, end: float) -> float:
+        """When waiting ends: with the call's own deadline, or earlier with the patience for a RunPod that says nothing."""
+        if self._silent_since is None:
+            return end
+        return min(end, self._silent_since + (self._silence_s if self._answered_at is None else self._deadline_s))
+
+    def _unanswered(self, cause: str, where: str, uncertain: bool) -> Unreachable:
+        if uncertain:
+            fix = "Whether it was carried out is not known."
+        else:
+            fix = "It was not carried out. Try again."
+        if self._given_up and self._answered_at is None:
+            fix += f" Is this machine online, and {self.base_url} the right address ({BASE_URL_ENV})?"
+        return Unreachable(f"RunPod did not answer as it should: {cause}.", maybe_done=uncertain, where=where, fix=fix)
+
+    def _out_of_reach(self, where: str) -> Unreachable:
+        """For a request that is not even sent."""
+        return self._unanswered(self._given_up, where, uncertain=False)
 
     async def _wait_for_turn(self, end: float, where: str, uncertain: bool, refused: bytes) -> None:
         """Until RunPod's Retry-After is over, for whichever request of this client it was said; an error where that is too late."""
@@ -222,8 +267,7 @@ class RestClient:
             raise Unreachable("RunPod's answer is not JSON.", maybe_done=True, where=where) from None
 
     def _hide(self, text: str) -> str:
-        text = text.replace(self._key, HIDDEN) if self._key else text
-        return " ".join(text.split())[:MAX_TEXT]
+        return self._hidden(one_line(text, MAX_TEXT))
 
     def _refusal(self, status: int, data: bytes, where: str) -> RestError:
         title, detail, errors = self._problem(data)
@@ -243,7 +287,8 @@ class RestClient:
         try:
             problem = loads(data)
         except ValueError:
-            return "", self._hide(data[: MAX_TEXT * 4].decode(errors="replace")), ()
+            beginning = data[: MAX_TEXT * 4].decode(errors="replace")
+            return "", self._hide(beginning.rstrip("\ufffd") + CUT if len(data) > MAX_TEXT * 4 else beginning), ()
         if not isinstance(problem, dict):
             return "", self._hide(str(problem)), ()
         errors = problem.get("errors")

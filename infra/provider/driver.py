@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from contract.errors import InfrastructureError, NightbatchError, UsageError
 from infra.provider.errors import NotFound, RestError, Unreachable
+from infra.provider.hide import one_line
 from infra.provider.resources import KINDS
 from infra.provider.resources import endpoint as endpoints
 from infra.provider.resources.endpoint import ENDPOINT, marked, marker_of
@@ -36,6 +39,8 @@ Sleep = Callable[[float], Awaitable[None]]
 Log = Callable[[Severity, str, str], Awaitable[None]]
 """severity, message, URN: shown by the CLI beside the resource."""
 LEFT_BEHIND: Final = "it carries this resource's marker, as what an interrupted `pulumi up` made does"
+MAX_TEXT: Final = 600
+"""Characters of an unforeseen error's own words in a message."""
 BUSY: Final = ("running", "idle", "initializing")
 
 
@@ -44,13 +49,15 @@ class Patience:
     """Seconds. `looks`: pauses before looking again for what a lost answer may have made; `refused`: how long a delete is repeated while
     RunPod says that something is bound to it; `poll`: between two looks at draining workers at first, growing to `poll_slow`, because the
     account's 60 requests a minute and 3000 an hour (the OpenAPI file's example) are for many endpoints that drain for an hour; `settled`:
-    how long no worker may have been running before idle ones, which RunPod has yet to stop, count as stopped."""
+    how long no worker may have been running before idle ones, which RunPod has yet to stop, count as stopped; `back`: pauses before trying
+    to bring workers back, while RunPod says nothing at all: an endpoint at zero is worth more patience than a call has."""
 
     looks: tuple[float, ...] = (0.0, 1.0, 4.0, 10.0)
     refused: float = 60.0
     poll: float = 2.0
     poll_slow: float = 15.0
     settled: float = 10.0
+    back: tuple[float, ...] = (0.0, 20.0, 40.0, 60.0)
 
 
 class PartlyDone(InfrastructureError):
@@ -64,6 +71,17 @@ class PartlyDone(InfrastructureError):
 
 class Stopped(InfrastructureError):
     """The engine asked to stop."""
+
+
+def described(error: BaseException) -> str:
+    """An error in one sentence, also one that nobody foresaw: what it was, and where, as its reporter needs it."""
+    if isinstance(error, NightbatchError):
+        return str(error)
+    if isinstance(error, asyncio.CancelledError):
+        return "it was given up"
+    places = traceback.extract_tb(error.__traceback__)
+    place = f" at {os.path.basename(places[-1].filename)}:{places[-1].lineno}" if places else ""
+    return f"{type(error).__name__}{place}: {one_line(str(error), MAX_TEXT)} This is a bug of the provider: please report it."
 
 
 async def no_log(_severity: Severity, _message: str, _urn: str) -> None:
@@ -150,10 +168,14 @@ class Driver:
             self._known.add(str(live["id"]))
         finally:
             self._making.remove(mark)
-        await self._warn_of_difference(kind, urn, live, inputs)
-        if repeated:
-            await self._warn_of_twins(kind, urn, live, marker, seen)
-        return str(live["id"]), kind.outputs(live, inputs)
+        try:
+            await self._warn_of_difference(kind, urn, live, inputs)
+            if repeated:
+                await self._warn_of_twins(kind, urn, live, marker, seen)
+            return str(live["id"]), kind.outputs(live, inputs)
+        except Exception as error:  # whatever it was: it exists, and its id must reach the state
+            what = f"{live['id']} was made, and then something went wrong: {described(error)}"
+            raise PartlyDone(what, id=str(live["id"]), outputs=dict(inputs)) from error
 
     async def _before(self, kind: Kind) -> list[Json]:
         """What the account had before this process made anything of this kind: one request, shared by all creates."""
@@ -239,7 +261,7 @@ class Driver:
                 live = await getattr(self.client, f"update_{kind.calls}")(live["id"], patch)
             except NotFound:
                 return None
-            except RestError as error:
+            except NightbatchError as error:
                 what = f"{live['id']} was found again, but could not be updated: {error}"
                 raise PartlyDone(what, id=str(live["id"]), outputs=kind.outputs(live, inputs)) from error
         return str(live["id"]), kind.outputs(live, inputs)
@@ -338,11 +360,11 @@ class Driver:
             raise
         except (Exception, asyncio.CancelledError) as error:  # whatever it was: no endpoint is left without workers
             try:
-                await asyncio.shield(self._patch(ENDPOINT, endpoint_id, {"workers": back}))
+                await asyncio.shield(self._bring_back(endpoint_id, back))
             except NightbatchError as second:
                 live = {**live, "workers": {**(live.get("workers") or {}), "min": 0, "max": 0}}
                 raise PartlyDone(
-                    f"the strict rollout stopped ({error}), and workers.max is still 0 ({second}).",
+                    f"the strict rollout stopped ({described(error)}), and workers.max is still 0 ({second}).",
                     id=endpoint_id,
                     outputs=ENDPOINT.outputs(live, {**new, **_sent_template(base)}),
                 ) from error
@@ -354,6 +376,17 @@ class Driver:
                 f"the new content is in place, but workers.max is still 0: {error}", id=endpoint_id, outputs=ENDPOINT.outputs(live, new)
             ) from error
         return ENDPOINT.outputs(live, new)
+
+    async def _bring_back(self, endpoint_id: str, workers: Mapping[str, int]) -> None:
+        for i, pause in enumerate(self._patience.back):
+            if pause > 0:  # the first is also tried when the engine has asked to stop
+                await self.pause(pause)
+            try:
+                await self._patch(ENDPOINT, endpoint_id, {"workers": dict(workers)})
+                return
+            except Unreachable as error:
+                if error.status or i + 1 == len(self._patience.back):
+                    raise
 
     async def _drained(self, urn: str, endpoint_id: str, limit_s: float) -> None:
         """Until no worker runs a job and none can take one."""

@@ -10,24 +10,26 @@ Stdout belongs to the engine: one line, the port. A preview calls Check, Diff an
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-from google.protobuf import empty_pb2
+from google.protobuf import empty_pb2, struct_pb2
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
-from contract.errors import NightbatchError, UsageError
+from contract.errors import InfrastructureError, UsageError
 from infra.provider import codec
-from infra.provider.driver import Driver, PartlyDone, Patience, Severity, Sleep
+from infra.provider.driver import Driver, PartlyDone, Patience, Severity, Sleep, described
+from infra.provider.hide import hider
 from infra.provider.resources import KINDS, VERSION
-from infra.provider.resources.fields import UNKNOWN, Change, Failure, Kind, tops, with_chosen
+from infra.provider.resources.fields import UNKNOWN, Change, Failure, Json, Kind, tops, with_chosen
 from infra.provider.resources.functions import FUNCTIONS
 from infra.provider.schema import CONFIG, schema_json
 
@@ -40,14 +42,40 @@ DEADLINE_S: Final = 180.0
 SENSITIVE: Final = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_|$)", re.IGNORECASE)
 REFERENCE: Final = re.compile(r"\s*\{\{\s*RUNPOD_SECRET_\w+\s*\}\}\s*")
 """RunPod fills in its own secret: the text is no secret."""
-HIDDEN: Final = "[secret]"
+API_KEY_ENV: Final = "RUNPOD_API_KEY"
 ClientFactory = Callable[[Mapping[str, Any], Sleep], Any]
 """From the provider's configuration, and how to wait."""
+Call = Callable[[Any, Any, Any], Awaitable[Any]]
+_hide: ContextVar[Callable[[str], str]] = ContextVar("_hide")
+"""Of the call that is being answered: keeps secrets out of a text."""
+
+
+def told(call: Call) -> Call:
+    """A call of the engine. Whatever error ends it, the engine is told in a sentence, without a secret in it and without a traceback."""
+
+    @functools.wraps(call)
+    async def answered(self: Servicer, request: Any, context: Any) -> Any:
+        _hide.set(self.hider_for(request))
+        try:
+            return await call(self, request, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except PartlyDone as error:
+            message = _hide.get()(str(error))
+            failed = provider_pb2.ErrorResourceInitFailed(id=error.id, properties=_partly(request, error), reasons=[message])
+            status = status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=message)
+            status.details.add().Pack(failed)
+            metadata = (("grpc-status-details-bin", status.SerializeToString()),)
+            await context.abort(grpc.StatusCode.UNKNOWN, message, trailing_metadata=metadata)
+        except Exception as error:
+            await context.abort(grpc.StatusCode.UNKNOWN, _hide.get()(described(error)))
+
+    return answered
 
 
 def make_client(config: Mapping[str, Any], sleep: Sleep) -> Any:
     """The REST client of a configured provider; the key is read now, not before: a preview needs none."""
-    from infra.provider.client import API_KEY_ENV, RestClient, clean_base_url
+    from infra.provider.client import RestClient, clean_base_url
 
     variable = config.get("apiKeyEnv") or API_KEY_ENV
     key = config.get("apiKey") or os.environ.get(variable) or ""
@@ -63,7 +91,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._engine_address = engine_address
         self._engine: Any = None
         self._config: dict[str, Any] = {}
-        self._driver = Driver(lambda sleep: client(self._config, sleep), log=self.log, patience=patience)
+        self._unknown: tuple[str, ...] = ("the configuration",)
+        """What of the configuration is not known, as in the preview of a stack that makes the account's key itself. Never guessed: the
+        environment's key may be of another account."""
+        self._declared: set[str] = set()
+        """Secrets of the program, as far as it has declared anything. An error about one resource may quote another's."""
+        self._driver = Driver(lambda sleep: client(self._known_config(), sleep), log=self.log, patience=patience)
 
     async def close(self) -> None:
         """Connections, to RunPod and to the engine."""
@@ -73,6 +106,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     async def log(self, severity: Severity, message: str, urn: str) -> None:
         """A line beside the resource in the CLI. That it cannot be shown stops nothing."""
+        message = _hide.get(hider(self._declared))(message)
         if not self._engine_address:
             return
         if self._engine is None:
@@ -83,6 +117,23 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             await self._engine[1].Log(engine_pb2.LogRequest(severity=level, message=message, urn=urn), timeout=5.0)
         except grpc.RpcError as error:
             print(f"runpodv2: {message} (the engine did not take it: {error.code()})", file=sys.stderr)
+
+    def hider_for(self, request: Any) -> Callable[[str], str]:
+        """Hides the secrets that stand in a request, the program's other ones, and the account's key."""
+        texts = {str(self._config.get("apiKey") or ""), os.environ.get(self._config.get("apiKeyEnv") or API_KEY_ENV, "")}
+        texts |= {text for name, text in getattr(request, "variables", {}).items() if SENSITIVE.search(_snake(name))}
+        for values, paths in structs_of(request):
+            texts |= codec.secret_texts(values, paths)
+        return hider(texts | self._declared)
+
+    def _known_config(self) -> Mapping[str, Any]:
+        if self._unknown:
+            raise UsageError(
+                f"{' and '.join(self._unknown)} of the provider cannot be known yet, so RunPod was not asked.",
+                where="runpodv2 provider",
+                fix="It is when `pulumi up` has made what it comes from.",
+            )
+        return self._config
 
     # --- the plugin ----------------------------------------------------------------------------------------------------------------
 
@@ -109,11 +160,13 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     # --- configuration -------------------------------------------------------------------------------------------------------------
 
+    @told
     async def CheckConfig(self, request: Any, context: Any) -> Any:
         values, secrets = codec.decode(request.news)
         failures = check_config(values)
         return _checked(values, secrets | {("apiKey",)} if "apiKey" in values else secrets, failures)
 
+    @told
     async def DiffConfig(self, request: Any, context: Any) -> Any:
         """Another key or URL replaces nothing: the endpoints stay where they are."""
         old, _ = codec.decode(request.old_inputs if request.HasField("old_inputs") else request.olds)
@@ -121,25 +174,31 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         changed = [f.name for f in CONFIG if old.get(f.name) != new.get(f.name)]
         return _diffed({name: Change("update") for name in changed})
 
+    @told
     async def Configure(self, request: Any, context: Any) -> Any:
         values, _ = codec.decode(request.args)
         for name, text in request.variables.items():
-            values.setdefault(name.rsplit(":", 1)[-1], text)
+            values.setdefault(name.rsplit(":", 1)[-1], UNKNOWN if text == codec.UNKNOWN_TEXT else text)
+        self._unknown = tuple(f.name for f in CONFIG if values.get(f.name) is UNKNOWN)
         self._config = {f.name: values[f.name] for f in CONFIG if isinstance(values.get(f.name), str) and values[f.name]}
         return provider_pb2.ConfigureResponse(acceptSecrets=True, supportsPreview=True, acceptResources=True, acceptOutputs=False)
 
     # --- resources -----------------------------------------------------------------------------------------------------------------
 
+    @told
     async def Check(self, request: Any, context: Any) -> Any:
-        kind = await _kind(request, context)
+        kind = _kind(request)
         values, secrets = codec.decode(request.news)
         if request.olds.fields:
             self._driver.in_state(request.urn)
         clean, failures = kind.check(values)
-        return _checked(clean, secret_paths(kind, clean, secrets), [_shown(kind, f) for f in failures])
+        paths = secret_paths(kind, clean, secrets)
+        self._declared |= codec.secret_texts(values, secret_paths(kind, values, secrets))
+        return _checked(clean, paths, [_shown(kind, f, secrets) for f in failures])
 
+    @told
     async def Diff(self, request: Any, context: Any) -> Any:
-        kind = await _kind(request, context)
+        kind = _kind(request)
         self._driver.in_state(request.urn, request.id)
         outputs, _ = codec.decode(request.olds)
         old, old_secrets = codec.decode(request.old_inputs) if request.HasField("old_inputs") else (outputs, codec.NONE)
@@ -150,102 +209,66 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
                 changes.setdefault(_text(path), Change("update"))
         return _diffed(changes)
 
+    @told
     async def Create(self, request: Any, context: Any) -> Any:
-        kind = await _kind(request, context)
+        kind = _kind(request)
         inputs, secrets = codec.decode(request.properties)
         if request.preview:
             outputs = kind.preview_outputs(inputs, None, None)
             return provider_pb2.CreateResponse(id="", properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, inputs)))
-        async with self._told(context, kind, inputs, secrets):
-            resource_id, outputs = await _in_time(self._driver.create(kind, request.urn, inputs), request.timeout)
-            properties = codec.encode(outputs, secret_paths(kind, outputs, secrets, inputs))
-            return provider_pb2.CreateResponse(id=resource_id, properties=properties)
+        resource_id, outputs = await _in_time(self._driver.create(kind, request.urn, inputs), request.timeout)
+        properties = codec.encode(outputs, secret_paths(kind, outputs, secrets, inputs))
+        return provider_pb2.CreateResponse(id=resource_id, properties=properties)
 
+    @told
     async def Read(self, request: Any, context: Any) -> Any:
-        kind = await _kind(request, context)
+        kind = _kind(request)
         old, secrets = codec.decode(request.inputs)
         state, state_secrets = codec.decode(request.properties)
         importing = not old and not state
-        async with self._told(context, kind, old, secrets | state_secrets):
-            resource_id, outputs, inputs = await self._driver.read(kind, request.urn, request.id, None if importing else (old or state))
-            secrets = secrets | state_secrets
-            if not resource_id:
-                return provider_pb2.ReadResponse(id="")
-            self._driver.in_state(request.urn, resource_id)
-            return provider_pb2.ReadResponse(
-                id=resource_id,
-                properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, old)),
-                inputs=codec.encode(inputs, secret_paths(kind, inputs, secrets, old)),
-            )
+        resource_id, outputs, inputs = await self._driver.read(kind, request.urn, request.id, None if importing else (old or state))
+        secrets = secrets | state_secrets
+        if not resource_id:
+            return provider_pb2.ReadResponse(id="")
+        self._driver.in_state(request.urn, resource_id)
+        return provider_pb2.ReadResponse(
+            id=resource_id,
+            properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, old)),
+            inputs=codec.encode(inputs, secret_paths(kind, inputs, secrets, old)),
+        )
 
+    @told
     async def Update(self, request: Any, context: Any) -> Any:
-        kind = await _kind(request, context)
+        kind = _kind(request)
         state, _ = codec.decode(request.olds)
-        old, old_secrets = codec.decode(request.old_inputs) if request.HasField("old_inputs") else (state, codec.NONE)
+        old = codec.decode(request.old_inputs)[0] if request.HasField("old_inputs") else state
         new, secrets = codec.decode(request.news)
         if request.preview:
             outputs = kind.preview_outputs(new, old, state)
             return provider_pb2.UpdateResponse(properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, new)))
-        async with self._told(context, kind, new, secrets | old_secrets):
-            outputs = await _in_time(
-                self._driver.update(kind, request.urn, request.id, old, new, old_outputs=state, timeout_s=request.timeout),
-                request.timeout,
-            )
-            return provider_pb2.UpdateResponse(properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, new)))
+        updating = self._driver.update(kind, request.urn, request.id, old, new, old_outputs=state, timeout_s=request.timeout)
+        outputs = await _in_time(updating, request.timeout)
+        return provider_pb2.UpdateResponse(properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, new)))
 
+    @told
     async def Delete(self, request: Any, context: Any) -> Any:
-        kind = await _kind(request, context)
-        state, secrets = codec.decode(request.properties)
-        old = codec.decode(request.old_inputs)[0] if request.HasField("old_inputs") else state
-        async with self._told(context, kind, state, secrets):
-            deleting = self._driver.delete(kind, request.urn, request.id, old, timeout_s=request.timeout)
-            await _in_time(deleting, request.timeout)
+        kind = _kind(request)
+        old, _ = codec.decode(request.old_inputs if request.HasField("old_inputs") else request.properties)
+        await _in_time(self._driver.delete(kind, request.urn, request.id, old, timeout_s=request.timeout), request.timeout)
         return empty_pb2.Empty()
 
+    @told
     async def Invoke(self, request: Any, context: Any) -> Any:
         args, _ = codec.decode(request.args)
         function = FUNCTIONS.get(request.tok)
         if function is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.tok} is no function of runpodv2.")
-            raise AssertionError("abort returns never")
+            raise UsageError(f"{request.tok} is no function of runpodv2; there are {', '.join(FUNCTIONS)}.")
         clean, failures = function.check(args)
         if failures:
             return provider_pb2.InvokeResponse(failures=[_failure(f) for f in failures])
-        try:
-            result = await self._driver.invoke(request.tok, clean)
-        except NightbatchError as error:
-            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        result = await self._driver.invoke(request.tok, clean)
         secrets = {("env",)} if "env" in result else set()
         return provider_pb2.InvokeResponse(**{"return": codec.encode(result, secrets)})
-
-    @asynccontextmanager
-    async def _told(self, context: Any, kind: Kind, values: Mapping[str, Any], secrets: codec.Paths) -> AsyncIterator[None]:
-        """Errors of the driver as the engine wants them, without a secret in them and without a traceback."""
-        hidden = codec.secret_texts(values, secret_paths(kind, values, secrets))
-
-        def clean(text: str) -> str:
-            for secret in sorted(hidden, key=len, reverse=True):
-                if len(secret) >= 4:
-                    text = text.replace(secret, HIDDEN)
-            return text
-
-        try:
-            yield
-        except PartlyDone as error:
-            message = clean(str(error))
-            failed = provider_pb2.ErrorResourceInitFailed(
-                id=error.id,
-                properties=codec.encode(error.outputs, secret_paths(kind, error.outputs, secrets, values)),
-                reasons=[message],
-            )
-            status = status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=message)
-            status.details.add().Pack(failed)
-            metadata = (("grpc-status-details-bin", status.SerializeToString()),)
-            await context.abort(grpc.StatusCode.UNKNOWN, message, trailing_metadata=metadata)
-        except NightbatchError as error:
-            await context.abort(grpc.StatusCode.UNKNOWN, clean(str(error)))
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "it took longer than the resource's customTimeouts allow.")
 
 
 # --- pure parts ----------------------------------------------------------------------------------------------------------------------
@@ -312,13 +335,15 @@ def _text(path: codec.Path) -> str:
     return text
 
 
-def _shown(kind: Kind, failure: Failure) -> Failure:
+def _shown(kind: Kind, failure: Failure, secrets: codec.Paths) -> Failure:
     """The engine prints the value of a top-level property beside the reason: not of one that may hold a secret."""
-    return Failure("", failure.reason) if failure.property in (*kind.secret_inputs, "env") else failure
+    secret = {*kind.secret_inputs, "env", *(path[0] for path in secrets)}
+    return Failure("", failure.reason) if failure.property in secret else failure
 
 
 def _failure(failure: Failure) -> Any:
-    return provider_pb2.CheckFailure(property=failure.property, reason=failure.reason)
+    hide = _hide.get()
+    return provider_pb2.CheckFailure(property=hide(failure.property), reason=hide(failure.reason))
 
 
 def _checked(values: Mapping[str, Any], secrets: codec.Paths, failures: list[Failure]) -> Any:
@@ -339,17 +364,48 @@ def _diffed(changes: Mapping[str, Change]) -> Any:
     )
 
 
-async def _kind(request: Any, context: Any) -> Kind:
-    """The resource's table. The type of a resource inside of a component carries its parents' types before it."""
-    token = (request.type or request.urn.split("::")[2]).rsplit("$", 1)[-1]
+def _token(request: Any) -> str:
+    """The type of a resource inside of a component carries its parents' types before it."""
+    parts = request.urn.split("::")
+    return str(request.type or (parts[2] if len(parts) > 2 else "")).rsplit("$", 1)[-1]
+
+
+def _kind(request: Any) -> Kind:
+    """The resource's table."""
+    token = _token(request)
     if token not in KINDS:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{token} is no resource of runpodv2; there are {', '.join(KINDS)}.")
+        raise UsageError(f"{token or request.urn} is no resource of runpodv2; there are {', '.join(KINDS)}.")
     return KINDS[token]
+
+
+def structs_of(request: Any) -> Iterator[tuple[Json, codec.Paths]]:
+    """Every set of values that a request brings, and where secrets stand in it: where they are marked, and where a name says so."""
+    kind = KINDS.get(_token(request)) if hasattr(request, "urn") else None
+    for _, struct in request.ListFields():
+        if isinstance(struct, struct_pb2.Struct):
+            values, secrets = codec.decode(struct)
+            named = {(name,) for name in values if SENSITIVE.search(_snake(name))}
+            yield values, (secret_paths(kind, values, secrets) if kind is not None else secrets) | named
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rsplit(":", 1)[-1])
+
+
+def _partly(request: Any, error: PartlyDone) -> Any:
+    """The state of what is not yet what was asked for, with its secrets as such."""
+    kind = _kind(request)
+    declared, _ = codec.decode(request.news if isinstance(request, provider_pb2.UpdateRequest) else request.properties)
+    secrets = codec.NONE.union(*(paths for _, paths in structs_of(request)))
+    return codec.encode(error.outputs, secret_paths(kind, error.outputs, secrets, declared))
 
 
 async def _in_time(work: Awaitable[Any], seconds: float) -> Any:
     """`work` within customTimeouts, where they are set."""
-    return await asyncio.wait_for(work, seconds if seconds > 0 else None)
+    try:
+        return await asyncio.wait_for(work, seconds if seconds > 0 else None)
+    except TimeoutError:
+        raise InfrastructureError("it took longer than the resource's customTimeouts allow.") from None
 
 
 # --- the process ---------------------------------------------------------------------------------------------------------------------
