@@ -3,8 +3,10 @@
     resolve   asks the registry (OCI distribution API: manifest HEAD, token dance) which digest a tag has now
     pin       resolves and writes `repository@sha256:…` into a stack file; nothing else of the file changes, comments included
 
-A private registry's credentials come from the environment: NIGHTBATCH_REGISTRY_USERNAME and NIGHTBATCH_REGISTRY_PASSWORD (often a
-token that may read packages). They go to the registry and to the token service that it names, over https (http on loopback only).
+A private registry's credentials come from the environment: NIGHTBATCH_REGISTRY_USERNAME, NIGHTBATCH_REGISTRY_PASSWORD (often a token that
+may read packages) and NIGHTBATCH_REGISTRY, the host that they are for. They go to that host alone, and to the token service that it names,
+over https (http on loopback only): a stack file names registries, and whoever may change one must not learn a password by it. An image of
+another registry is asked for without them. What a registry answers is bounded, and nothing of it is followed to another place.
 """
 
 from __future__ import annotations
@@ -26,14 +28,19 @@ import yaml  # type: ignore[import-untyped]
 
 from contract.errors import InfrastructureError, UsageError
 from contract.net import LOOPBACK
+from infra.review.digest import decoded
 from infra.settings import PROJECT
 
+HOST_ENV: Final = "NIGHTBATCH_REGISTRY"
 USERNAME_ENV: Final = "NIGHTBATCH_REGISTRY_USERNAME"
 PASSWORD_ENV: Final = "NIGHTBATCH_REGISTRY_PASSWORD"
 DOCKER_HUB: Final = "registry-1.docker.io"
 TIMEOUT_S: Final = 30.0
 MOST_BYTES: Final = 4 << 20
 """A manifest is a few KB; the distribution specification has clients refuse more than 4 MB."""
+MOST_TOKEN_BYTES: Final = 256 << 10
+"""A token service's answer: a token of a few KB, sometimes twice."""
+LONGEST_URL: Final = 2_000
 ACCEPT: Final = ", ".join(
     (
         "application/vnd.oci.image.index.v1+json",
@@ -69,7 +76,7 @@ class Reference:
     def parse(cls, text: str) -> Reference:
         """`[registry/]name[:tag][@sha256:…]`. Raises UsageError."""
         found = re.fullmatch(r"(?P<name>[^@]+?)(:(?P<tag>[A-Za-z0-9_][\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?", text)
-        if found is None or not re.fullmatch(r"([A-Za-z0-9.\-]+(:[0-9]+)?/)?[a-z0-9._\-]+(/[a-z0-9._\-]+)*", found["name"]):
+        if found is None or not re.fullmatch(r"([A-Za-z0-9.\-]+(:[0-9]{1,5})?/)?[a-z0-9._\-]+(/[a-z0-9._\-]+)*", found["name"]):
             raise UsageError(f"{text!r} is not the name of an image.", fix="It looks like registry.example.com/nightbatch-worker:v1.")
         return cls(found["name"], found["tag"], found["digest"])
 
@@ -78,7 +85,7 @@ class Reference:
         """Host and port of the registry's API."""
         first, slash, _ = self.repository.partition("/")
         if slash and ("." in first or ":" in first or first == "localhost"):
-            return DOCKER_HUB if first in ("docker.io", "index.docker.io") else first
+            return _api_host(first)
         return DOCKER_HUB
 
     @property
@@ -119,31 +126,65 @@ async def resolve(
     reference = Reference.parse(image)
     tag = reference.tag or "latest"
     environ = os.environ if environ is None else environ
-    asking = _Asking(reference, tag, environ.get(USERNAME_ENV), environ.get(PASSWORD_ENV))
+    asking = _Asking(reference, tag, Credentials.of(environ))
+    here = _host(reference.registry) in LOOPBACK  # no proxy has to do with that
     try:
         async with asyncio.timeout(timeout_s):
             if session is not None:
                 digest = await asking.digest(session)
             else:
-                async with aiohttp.ClientSession(trust_env=True) as own:
+                async with aiohttp.ClientSession(trust_env=not here, cookie_jar=aiohttp.DummyCookieJar()) as own:
                     digest = await asking.digest(own)
     except TimeoutError:
         raise RegistryError(f"no answer within {timeout_s:g} s.", where=reference.registry, fix="Try again.") from None
-    except (aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientError, OSError, UnicodeError) as error:  # the last: a host that no name service takes
         raise RegistryError(f"cannot be reached ({type(error).__name__}).", where=reference.registry, fix="Is the name right?") from None
     return Resolved(reference.repository, tag, digest)
+
+
+@dataclass(frozen=True, repr=False)
+class Credentials:
+    """What the environment has for one registry. `host`: whose they are; None: nobody said, so they go nowhere."""
+
+    username: str
+    password: str
+    host: str | None
+
+    def __repr__(self) -> str:
+        return "Credentials(<hidden>)"
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Credentials | None:
+        """Those of the environment, if there are any. Raises UsageError for half of them, and for a host that is none."""
+        username, password, host = (environ.get(name) or None for name in (USERNAME_ENV, PASSWORD_ENV, HOST_ENV))
+        if host is not None and not re.fullmatch(r"[A-Za-z0-9.\-]+(:[0-9]{1,5})?", host):
+            raise UsageError(f"{host!r} is not a registry's host.", where=HOST_ENV, fix="It looks like registry.example.com.")
+        if username is None and password is None:
+            return None
+        if username is None or password is None:
+            raise UsageError(
+                f"{USERNAME_ENV if username is None else PASSWORD_ENV} must be set, too.", fix=f"Or unset both, and {HOST_ENV}."
+            )
+        return cls(username, password, None if host is None else _api_host(host))
+
+    @property
+    def basic(self) -> str:
+        """The header's value."""
+        return f"Basic {base64.b64encode(f'{self.username}:{self.password}'.encode(errors='surrogateescape')).decode()}"
 
 
 class _Asking:
     """One question to one registry."""
 
-    def __init__(self, reference: Reference, tag: str, username: str | None, password: str | None) -> None:
+    def __init__(self, reference: Reference, tag: str, credentials: Credentials | None) -> None:
         self._image = f"{reference.repository}:{tag}"
         self._registry = reference.registry
         scheme = "http" if _host(self._registry) in LOOPBACK else "https"
         self._url = f"{scheme}://{self._registry}/v2/{reference.path}/manifests/{tag}"
         self._scope = f"repository:{reference.path}:pull"
-        self._basic = _basic(username, password) if username and password else None
+        self._credentials = credentials
+        mine = credentials is not None and credentials.host == self._registry
+        self._basic = credentials.basic if credentials is not None and mine else None
 
     async def digest(self, session: aiohttp.ClientSession) -> str:
         status, headers = await self._head(session, None)
@@ -167,10 +208,8 @@ class _Asking:
     async def _hashed(self, session: aiohttp.ClientSession, authorization: str | None) -> str:
         async with session.get(self._url, headers=_headers(authorization), allow_redirects=False) as answer:
             self._check(answer.status)
-            body = await answer.content.read(MOST_BYTES + 1)
-            while len(body) <= MOST_BYTES and (more := await answer.content.read(MOST_BYTES + 1 - len(body))):
-                body += more
-        if len(body) > MOST_BYTES:
+            body = await _read_most(answer, MOST_BYTES)
+        if body is None:
             raise RegistryError(f"the manifest of {self._image} is over 4 MB.", where=self._registry)
         return f"sha256:{hashlib.sha256(body).hexdigest()}"
 
@@ -184,9 +223,7 @@ class _Asking:
         realm = fields.get("realm", "")
         if scheme.lower() != "bearer" or not realm:
             raise RegistryError("asks for credentials in a way that is not known here.", where=self._registry)
-        parts = urlsplit(realm)
-        if parts.scheme != "https" and not (parts.hostname in LOOPBACK and _host(self._registry) in LOOPBACK):
-            raise RegistryError(f"names a token service without https ({realm}).", where=self._registry)
+        self._check_realm(realm)
         query = {"scope": fields.get("scope") or self._scope}
         if "service" in fields:
             query["service"] = fields["service"]
@@ -195,14 +232,30 @@ class _Asking:
                 raise self._refused()
             if answer.status != 200:
                 raise RegistryError(f"its token service answered {answer.status}.", where=self._registry, fix="Try again.")
-            try:
-                found: Any = await answer.json(content_type=None)
-                token = found.get("token") or found.get("access_token")
-            except (ValueError, AttributeError):
-                token = None
+            body = await _read_most(answer, MOST_TOKEN_BYTES)
+        found = None if body is None else decoded(body)
+        token = (found.get("token") or found.get("access_token")) if isinstance(found, dict) else None
         if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
             raise RegistryError("its token service gave no token.", where=self._registry)
         return f"Bearer {token}"
+
+    def _check_realm(self, realm: str) -> None:
+        """A token service that may be asked: over https, or on this machine where the registry is, too. Raises RegistryError."""
+        try:
+            if len(realm) > LONGEST_URL or not re.fullmatch(r"[!-~]+", realm):
+                raise ValueError
+            parts = urlsplit(realm)
+            scheme, host = parts.scheme, parts.hostname or ""
+            # So plain that no reader of it can see another host or a port that there is not.
+            if not re.fullmatch(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", parts.netloc) or (parts.port or 1) > 65535:
+                raise ValueError
+        except ValueError:
+            raise RegistryError("names a token service whose address is none.", where=self._registry) from None
+        here = _host(self._registry) in LOOPBACK
+        if scheme != "https" and not (scheme == "http" and host in LOOPBACK and here):
+            raise RegistryError(f"names a token service without https ({host}).", where=self._registry)
+        if host in LOOPBACK and not here:
+            raise RegistryError("names this machine as its token service.", where=self._registry)
 
     def _check(self, status: int) -> None:
         if status == 200:
@@ -215,20 +268,34 @@ class _Asking:
         raise RegistryError(f"{why}.", where=self._registry, fix="Try again later.")
 
     def _refused(self) -> RegistryRefused:
-        given = "does not accept these credentials" if self._basic else "wants credentials"
-        return RegistryRefused(
-            f"the registry {given} for {self._image}, or there is no such image.",
-            where=self._registry,
-            fix=f"Set {USERNAME_ENV} and {PASSWORD_ENV}.",
-        )
+        given, whose = "wants credentials", self._credentials
+        fix = f"Set {USERNAME_ENV}, {PASSWORD_ENV} and {HOST_ENV}={self._registry}."
+        if self._basic:
+            given, fix = "does not accept these credentials", f"Set other ones in {USERNAME_ENV} and {PASSWORD_ENV}."
+        elif whose is not None:
+            bound = "do not say which registry they are for" if whose.host is None else f"are for {whose.host} alone"
+            fix = f"Those in {USERNAME_ENV} {bound}: if they may be given to {self._registry}, set {HOST_ENV}={self._registry}."
+        return RegistryRefused(f"the registry {given} for {self._image}, or there is no such image.", where=self._registry, fix=fix)
 
 
 def _headers(authorization: str | None) -> dict[str, str]:
     return {"Accept": ACCEPT} | ({"Authorization": authorization} if authorization else {})
 
 
-def _basic(username: str, password: str) -> str:
-    return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
+async def _read_most(answer: aiohttp.ClientResponse, most: int) -> bytes | None:
+    """The body, or None where it is longer than `most` bytes."""
+    body = bytearray()
+    async for chunk in answer.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+def _api_host(host: str) -> str:
+    """The host of a registry's API, in one spelling, however somebody wrote it."""
+    host = host.lower()
+    return DOCKER_HUB if host in ("docker.io", "index.docker.io", DOCKER_HUB) else host.removesuffix(":443")
 
 
 def _host(registry: str) -> str:

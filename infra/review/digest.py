@@ -41,7 +41,7 @@ class Digest:
         return f"the preview is not of Pulumi's own form, and what is not was left out: {'; '.join(self.odd[:NAMED])}{more}."
 
 
-def decoded(text: str) -> Any:
+def decoded(text: str | bytes) -> Any:
     """JSON as Python has it, or None where it is none (a document of nothing but `null` is none, too)."""
     try:
         return json.loads(text)

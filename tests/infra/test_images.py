@@ -15,9 +15,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from contract.errors import UsageError
+from infra import images
 from infra.images import (
+    HOST_ENV,
     PASSWORD_ENV,
     USERNAME_ENV,
+    Credentials,
     ImageNotFound,
     Pinned,
     Reference,
@@ -29,7 +32,7 @@ from infra.images import (
 )
 
 USER, PASSWORD = "robot", "hunter2-secret"
-CREDENTIALS = {USERNAME_ENV: USER, PASSWORD_ENV: PASSWORD}
+UNBOUND = {USERNAME_ENV: USER, PASSWORD_ENV: PASSWORD}
 BODY = b'{"schemaVersion": 2}'
 
 
@@ -44,11 +47,14 @@ class Registry:
         self.images = {("team/worker", "v1"): digest("v1"), ("team/worker", "v2"): digest("v2"), ("team/worker", "latest"): digest("new")}
         self.auth = "none"
         self.realm: str | None = None
+        self.challenge: str | None = None
+        self.token_body: bytes | None = None
         self.fault = 0
         self.header: str | None = None
         self.no_header = False
         self.asked: list[tuple[str, str]] = []
         self.scopes: list[str] = []
+        self.tokens: list[str] = []
         app = web.Application()
         app.router.add_route("*", "/v2/{name:.+}/manifests/{tag}", self.manifest)
         app.router.add_get("/token", self.token)
@@ -58,10 +64,17 @@ class Registry:
     def host(self) -> str:
         return f"127.0.0.1:{self.server.port}"
 
+    @property
+    def credentials(self) -> dict[str, str]:
+        """The environment of somebody who may read from this registry."""
+        return {**UNBOUND, HOST_ENV: self.host}
+
     async def manifest(self, request: web.Request) -> web.Response:
         self.asked.append((request.method, request.headers.get("Authorization", "")))
         assert "application/vnd.oci.image.index.v1+json" in request.headers["Accept"]
         given = request.headers.get("Authorization", "")
+        if self.challenge is not None:
+            return web.Response(status=401, headers={"WWW-Authenticate": self.challenge})
         if self.auth == "token" and given != "Bearer good-token":
             realm = self.realm or f"http://{self.host}/token"
             return web.Response(
@@ -79,10 +92,13 @@ class Registry:
 
     async def token(self, request: web.Request) -> web.Response:
         self.scopes.append(request.query["scope"])
+        self.tokens.append(request.headers.get("Authorization", ""))
         assert request.query["service"] == "here"
         given = request.headers.get("Authorization")
         if given != f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}":
             return web.Response(status=401)
+        if self.token_body is not None:
+            return web.Response(body=self.token_body, content_type="application/json")
         return web.json_response({"token": "good-token"})
 
 
@@ -106,30 +122,150 @@ async def test_a_tag_becomes_the_digest_that_it_has_now(registry: Registry) -> N
 
 async def test_a_private_registry_is_asked_with_a_token_for_this_repository(registry: Registry) -> None:
     registry.auth = "token"
-    assert (await resolve(f"{registry.host}/team/worker:v2", environ=CREDENTIALS)).digest == digest("v2")
+    assert (await resolve(f"{registry.host}/team/worker:v2", environ=registry.credentials)).digest == digest("v2")
     assert registry.asked[-1] == ("HEAD", "Bearer good-token")
     assert registry.scopes == ["repository:x:pull"]
 
 
 async def test_a_registry_with_plain_passwords_works_too(registry: Registry) -> None:
     registry.auth = "basic"
-    assert (await resolve(f"{registry.host}/team/worker:v2", environ=CREDENTIALS)).digest == digest("v2")
+    assert (await resolve(f"{registry.host}/team/worker:v2", environ=registry.credentials)).digest == digest("v2")
 
 
 @pytest.mark.parametrize("auth", ["token", "basic"])
 async def test_missing_and_wrong_credentials_are_told_without_showing_them(auth: str, registry: Registry) -> None:
     registry.auth = auth
-    with pytest.raises(RegistryRefused, match=f"wants credentials.*Set {USERNAME_ENV} and {PASSWORD_ENV}"):
+    with pytest.raises(RegistryRefused, match=f"wants credentials.*Set {USERNAME_ENV}, {PASSWORD_ENV} and {HOST_ENV}=127"):
         await resolve(f"{registry.host}/team/worker:v1", environ={})
     with pytest.raises(RegistryRefused, match="does not accept these credentials") as caught:
-        await resolve(f"{registry.host}/team/worker:v1", environ={**CREDENTIALS, PASSWORD_ENV: "wrong-password"})
+        await resolve(f"{registry.host}/team/worker:v1", environ={**registry.credentials, PASSWORD_ENV: "wrong-password"})
     assert "wrong-password" not in str(caught.value)
 
 
 async def test_credentials_go_to_no_token_service_without_https(registry: Registry) -> None:
     registry.auth, registry.realm = "token", "http://elsewhere.example.com/token"
     with pytest.raises(RegistryError, match="without https"):
-        await resolve(f"{registry.host}/team/worker:v1", environ=CREDENTIALS)
+        await resolve(f"{registry.host}/team/worker:v1", environ=registry.credentials)
+
+
+# --- registries that lie -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("auth", ["token", "basic"])
+@pytest.mark.parametrize("bound", [None, "registry.example.com", "docker.io", "127.0.0.1", "127.0.0.1:1"])
+async def test_a_registry_that_a_stack_file_names_learns_no_password_of_another(auth: str, bound: str | None, registry: Registry) -> None:
+    """Whoever may change a stack file could name a registry of their own, which only has to ask."""
+    registry.auth = auth
+    environ = UNBOUND | ({HOST_ENV: bound} if bound else {})
+    with pytest.raises(RegistryRefused) as caught:
+        await resolve(f"{registry.host}/team/worker:v1", environ=environ)
+    assert f"set {HOST_ENV}={registry.host}" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+    assert {given for _, given in registry.asked} == {""}
+    assert all("Basic" not in given for given in registry.tokens)
+
+
+async def test_an_open_image_of_another_registry_needs_no_change_of_the_environment(registry: Registry) -> None:
+    found = await resolve(f"{registry.host}/team/worker:v1", environ={**UNBOUND, HOST_ENV: "registry.example.com"})
+    assert found.digest == digest("v1")
+    assert (await resolve(f"{registry.host}/team/worker:v1", environ=UNBOUND)).digest == digest("v1")
+    assert {given for _, given in registry.asked} == {""}
+
+
+@pytest.mark.parametrize("written", ["docker.io", "index.docker.io", "DOCKER.IO", "registry-1.docker.io", "registry-1.docker.io:443"])
+def test_a_registry_is_one_however_it_is_written(written: str) -> None:
+    bound = Credentials.of({**UNBOUND, HOST_ENV: written})
+    assert bound is not None
+    assert bound.host == Reference.parse("team/worker").registry
+    assert PASSWORD not in repr(bound)
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({**UNBOUND, HOST_ENV: "https://registry.example.com/"}, "is not a registry's host"),
+        ({**UNBOUND, HOST_ENV: "user@registry.example.com"}, "is not a registry's host"),
+        ({USERNAME_ENV: USER, HOST_ENV: "registry.example.com"}, f"{PASSWORD_ENV} must be set"),
+        ({PASSWORD_ENV: PASSWORD}, f"{USERNAME_ENV} must be set"),
+    ],
+)
+async def test_half_of_the_credentials_is_a_usage_error(environ: dict[str, str], says: str, registry: Registry) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        await resolve(f"{registry.host}/team/worker:v1", environ=environ)
+    assert PASSWORD not in str(caught.value)
+    assert registry.asked == []
+
+
+@pytest.mark.parametrize(
+    "realm",
+    [
+        "https://[", "https://", "https:///token", "http://[::1", "https://evil.example.com@127.0.0.1/token", "https://127.0.0.1:99999/token",
+        "https://a:b:c/token", "https://a\\@b/token", "//token", "file:///etc/passwd", "token", "https://h\u00e9/token",
+        "https://" + "a" * 4000,
+    ],
+)  # fmt: skip
+async def test_a_token_service_whose_address_is_none_is_a_clear_error(realm: str, registry: Registry) -> None:
+    registry.challenge = f'Bearer realm="{realm}",service="here"'
+    with pytest.raises(RegistryError, match="names a token service"):
+        await resolve(f"{registry.host}/team/worker:v1", environ=registry.credentials)
+    assert registry.tokens == []
+
+
+@pytest.mark.parametrize("challenge", ["", "Bearer", "Negotiate abc", 'Bearer service="x"', 'Bearer realm=""', "\u00e9", ", ,,"])
+async def test_a_challenge_that_is_none_is_a_clear_error(challenge: str, registry: Registry) -> None:
+    registry.challenge = challenge
+    with pytest.raises(RegistryError, match="in a way that is not known"):
+        await resolve(f"{registry.host}/team/worker:v1", environ=registry.credentials)
+
+
+def test_a_remote_registry_may_not_send_the_client_to_this_machine() -> None:
+    asking = images._Asking(Reference.parse("registry.example.com/worker"), "v1", None)
+    for realm in ("https://127.0.0.1/token", "https://localhost/token", "https://[::1]/token", "http://127.0.0.1/token"):
+        with pytest.raises(RegistryError, match="token service"):
+            asking._check_realm(realm)
+    asking._check_realm("https://auth.example.com:8443/token?account=x")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[]", b"5", b"{}", b'"token"', b'{"token": 5}', b'{"token": null}', b'{"token": ""}', b'{"token": "two words"}',
+     b'{"token": "a\\r\\nX-Evil: 1"}', b'{"token": "\\ud800"}', b"[" * 100_000, b'{"token": ' + b"9" * 5000 + b"}", b"\xff\xfe",
+     b'{"token": "' + b"t" * 300_000 + b'"}'],
+)  # fmt: skip
+async def test_a_token_service_that_gives_no_token_is_a_clear_error(body: bytes, registry: Registry) -> None:
+    registry.auth, registry.token_body = "token", body
+    with pytest.raises(RegistryError, match="gave no token"):
+        await resolve(f"{registry.host}/team/worker:v1", environ=registry.credentials)
+
+
+async def test_a_token_without_end_is_not_read_to_its_end(registry: Registry) -> None:
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        try:
+            while sent < 1 << 30:
+                await answer.write(b" " * (1 << 16))
+                sent += 1 << 16
+        except ConnectionError:
+            pass
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/token", endless)
+    async with TestServer(app, host="127.0.0.1") as service:
+        registry.challenge = f'Bearer realm="http://127.0.0.1:{service.port}/token",service="here"'
+        with pytest.raises(RegistryError, match="gave no token"):
+            await resolve(f"{registry.host}/team/worker:v1", environ=registry.credentials)
+    assert sent < 64 << 20
+
+
+async def test_a_host_that_no_name_service_takes_is_a_clear_error() -> None:
+    for name in ("a..b:80/x", f"{'a' * 70}.example:1/x", "-.-/x", "127.0.0.1:99999/x"):
+        with pytest.raises((RegistryError, UsageError)):
+            await resolve(name, environ={}, timeout_s=5)
 
 
 async def test_a_registry_that_names_no_digest_is_asked_for_the_manifest_itself(registry: Registry) -> None:
