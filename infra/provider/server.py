@@ -55,8 +55,9 @@ def told(call: Call) -> Call:
 
     @functools.wraps(call)
     async def answered(self: Servicer, request: Any, context: Any) -> Any:
-        _hide.set(self.hider_for(request))
+        _hide.set(hider(self._declared))
         try:
+            _hide.set(self.hider_for(request))
             return await call(self, request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
