@@ -7,13 +7,15 @@ The comment is found again by a marker, an HTML comment in its first line. Talks
 GitHub: GITHUB_TOKEN, GITHUB_REPOSITORY, GITHUB_EVENT_PATH (or --number), GITHUB_API_URL where it is not github.com.
 GitLab: GITLAB_TOKEN (a project access token with scope `api`: the job's own token may not write notes), CI_API_V4_URL, CI_PROJECT_ID,
 CI_MERGE_REQUEST_IID. A request from a fork is skipped with one line and exit code 0: its workflow has no token, and must have none.
+
+A forge's answers are not believed: they are read up to a size, within a time and for so many pages, no redirect is followed with the token,
+and what has another shape than documented is one sentence and exit code 3.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import sys
@@ -26,12 +28,20 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 
 from contract.errors import InfrastructureError, NightbatchError, UsageError
-from contract.net import LOOPBACK
+from contract.net import LOOPBACK, retry_after
+from infra.review.changes import at, hidden
+from infra.review.digest import LONGEST, clean, decoded
 
 COMMENT_LIMIT: Final = 65_536
 """Characters that GitHub takes in a comment ("Body is too long (maximum is 65536 characters)"); GitLab takes a million."""
 PER_PAGE: Final = 100
 MOST_PAGES: Final = 200
+MOST_MARKED: Final = 20
+"""Comments with the marker that are tried: anybody may write one, and only one is ours."""
+MOST_ANSWER: Final = 64 << 20
+"""Bytes of an answer: a hundred of GitHub's longest comments, each of their characters escaped, are fewer."""
+DEADLINE_S: Final = 900.0
+"""For all of it, waits included."""
 TRIES: Final = 6
 LONGEST_WAIT_S: Final = 60.0
 TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=10)
@@ -101,20 +111,21 @@ def _github(environ: Mapping[str, str], number: int | None) -> Forge | Skipped:
     event: Any = {}
     if path := environ.get("GITHUB_EVENT_PATH"):
         try:
-            event = json.loads(Path(path).read_bytes())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"the event file cannot be read ({error}).", where="GITHUB_EVENT_PATH") from None
+            event = decoded(Path(path).read_bytes())
+        except OSError as error:
+            raise UsageError(f"the event file cannot be read ({error.strerror}).", where="GITHUB_EVENT_PATH") from None
     if not isinstance(event, dict):
         raise UsageError("the event file holds no object.", where="GITHUB_EVENT_PATH")
     pull = event.get("pull_request")
     if isinstance(pull, dict):
-        head, base = ((pull.get(side) or {}).get("repo") or {} for side in ("head", "base"))
-        if head.get("full_name") != base.get("full_name"):
+        head, base = (at(pull, (side, "repo", "full_name")) for side in ("head", "base"))
+        if not isinstance(head, str) or head != base:  # without a name, too: a fork that was deleted has none
             return Skipped("this pull request comes from a fork, whose workflow has no token and no key: nothing is posted.")
         number = number or pull.get("number")
     number = number or event.get("number")
     if number is None:
         return Skipped("this is no pull request: there is nothing to comment on.")
+    request = _request(number, "GITHUB_EVENT_PATH")
     _need(environ, "GITHUB_TOKEN", "GITHUB_REPOSITORY")
     repository = environ["GITHUB_REPOSITORY"]
     if not re.fullmatch(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", repository):
@@ -125,7 +136,7 @@ def _github(environ: Mapping[str, str], number: int | None) -> Forge | Skipped:
         link = f"{environ.get('GITHUB_SERVER_URL') or 'https://github.com'}/{repository}/actions/runs/{environ['GITHUB_RUN_ID']}"
     return Forge(
         name="GitHub",
-        items=f"{base_url}/repos/{repository}/issues/{int(number)}/comments",
+        items=f"{base_url}/repos/{repository}/issues/{request}/comments",
         item=f"{base_url}/repos/{repository}/issues/comments/",
         write="PATCH",
         headers={
@@ -146,7 +157,7 @@ def _gitlab(environ: Mapping[str, str], number: int | None) -> Forge | Skipped:
         return Skipped("this merge request comes from a fork, whose pipeline has no token and no key: nothing is posted.")
     _need(environ, "GITLAB_TOKEN", "CI_API_V4_URL", "CI_PROJECT_ID")
     base_url = _checked(environ["CI_API_V4_URL"], "CI_API_V4_URL")
-    request = int(number or environ["CI_MERGE_REQUEST_IID"])
+    request = _request(number or environ["CI_MERGE_REQUEST_IID"], "CI_MERGE_REQUEST_IID")
     notes = f"{base_url}/projects/{quote(environ['CI_PROJECT_ID'], safe='')}/merge_requests/{request}/notes"
     return Forge(
         name="GitLab",
@@ -162,58 +173,101 @@ def _need(environ: Mapping[str, str], *names: str) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         raise UsageError(f"{', '.join(missing)} must be set in the environment.", fix="See docs/review.md.")
+    odd = [name for name in names if not re.fullmatch(r"[!-~]+", environ[name])]
+    if odd:
+        raise UsageError(
+            f"{', '.join(odd)} holds a space, a line's end or another character that it cannot have.", fix="See docs/review.md."
+        )
+
+
+def _request(number: Any, where: str) -> int:
+    """The request's number, from wherever somebody says it."""
+    if isinstance(number, bool) or not re.fullmatch(r"[1-9][0-9]{0,14}", str(number)):
+        raise UsageError(f"{str(number)[:80]!r} is no number of a request.", where=where, fix="Say it with --number.")
+    return int(number)
 
 
 def _checked(url: str, where: str) -> str:
     """An address that a token may be sent to."""
-    parts = urlsplit(url)
-    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)):
-        raise UsageError(f"{url!r} is no https address.", where=where)
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname if parts.port != 0 and parts.username is None and re.fullmatch(r"[!-~]+", url) else None
+    except ValueError:
+        parts, host = urlsplit(""), None
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK)):
+        raise UsageError(f"{hidden(url)!r} is no https address.", where=where)
     return url.rstrip("/")
 
 
-async def post(forge: Forge, body: str, key: str, *, sleep: Sleep = asyncio.sleep) -> str:
+async def post(forge: Forge, body: str, key: str, *, sleep: Sleep = asyncio.sleep, deadline_s: float = DEADLINE_S) -> str:
     """Create or update the comment; returns "created", "updated" or "unchanged". An answer that was lost is not taken for a refusal: the
-    comment is looked for again before another one would be made. Raises InfrastructureError after several tries."""
-    async with aiohttp.ClientSession(headers=dict(forge.headers), timeout=TIMEOUT, trust_env=True) as session:
-        for turn in range(1, TRIES + 1):
-            try:
-                return await _upsert(session, forge, body, marker(key))
-            except _Again as again:
-                if turn == TRIES:
-                    raise InfrastructureError(
-                        f"the comment could not be written: {again} ({TRIES} tries).", where=forge.name, fix="Run the job again."
-                    ) from None
-                await sleep(min(again.after_s if again.after_s is not None else 2.0**turn, LONGEST_WAIT_S))
+    comment is looked for again before another one would be made. Raises InfrastructureError after several tries, or at the deadline."""
+    proxied = urlsplit(forge.items).hostname not in LOOPBACK
+    try:
+        async with (
+            asyncio.timeout(deadline_s),
+            aiohttp.ClientSession(
+                headers=dict(forge.headers), timeout=TIMEOUT, trust_env=proxied, cookie_jar=aiohttp.DummyCookieJar()
+            ) as session,
+        ):
+            for turn in range(1, TRIES + 1):
+                try:
+                    return await _upsert(session, forge, body, marker(key))
+                except _Again as again:
+                    if turn == TRIES:
+                        raise InfrastructureError(
+                            f"the comment could not be written: {again} ({TRIES} tries).", where=forge.name, fix="Run the job again."
+                        ) from None
+                    await sleep(min(again.after_s if again.after_s is not None else 2.0**turn, LONGEST_WAIT_S))
+    except TimeoutError:
+        raise InfrastructureError(
+            f"the comment could not be written within {deadline_s:g} s.", where=forge.name, fix="Run the job again."
+        ) from None
     raise AssertionError("unreachable")
 
 
 async def _upsert(session: aiohttp.ClientSession, forge: Forge, body: str, mark: str) -> str:
-    for number, text in await _marked(session, forge, mark):
+    for number, text in (await _marked(session, forge, mark))[:MOST_MARKED]:
         if text.strip().replace("\r\n", "\n") == body.strip():
             return "unchanged"
         status, _, _ = await _call(session, forge.write, forge.item + str(number), {"body": body}, passing=(403, 404, 410))
         if status < 400:
             return "updated"
         # Somebody else's comment that quotes the marker, or one that was deleted meanwhile.
-    await _call(session, "POST", forge.items, {"body": body})
+    _, _, made = await _call(session, "POST", forge.items, {"body": body})
+    _id_of(made, forge)
     return "created"
 
 
 async def _marked(session: aiohttp.ClientSession, forge: Forge, mark: str) -> list[tuple[int, str]]:
     """The comments that begin with the marker, oldest first, on all pages."""
     found: list[tuple[int, str]] = []
+    seen: set[int] = set()
     for page in range(1, MOST_PAGES + 1):
         _, headers, items = await _call(session, "GET", f"{forge.items}?per_page={PER_PAGE}&page={page}", None)
         if not isinstance(items, list):
             raise InfrastructureError("the list of comments is no list.", where=forge.name)
+        known = len(seen)
         for item in items:
-            if isinstance(item, dict) and isinstance(item.get("body"), str) and item["body"].lstrip().startswith(mark):
-                found.append((int(item["id"]), item["body"]))
+            number = _id_of(item, forge)
+            body = item.get("body")
+            if number not in seen and isinstance(body, str) and body.lstrip().startswith(mark):
+                found.append((number, body))
+            seen.add(number)
         more = 'rel="next"' in headers.get("Link", "") or headers.get("X-Next-Page", "").isdigit()
         if not items or (not more and len(items) < PER_PAGE):
             return sorted(found)
-    return sorted(found)
+        if len(seen) == known:
+            raise InfrastructureError("its list of comments gives the same ones again and again.", where=forge.name)
+    raise InfrastructureError(f"its list of comments does not end after {MOST_PAGES} pages.", where=forge.name)
+
+
+def _id_of(comment: Any, forge: Forge) -> int:
+    """A comment's number, which it is changed by."""
+    number = comment.get("id") if isinstance(comment, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < 1 << 63:
+        raise InfrastructureError("answered with a comment that has no number.", where=forge.name)
+    return number
 
 
 async def _call(
@@ -222,40 +276,44 @@ async def _call(
     where = f"{method} {urlsplit(url).path}"
     try:
         async with session.request(method, url, json=payload, allow_redirects=False) as answer:
-            text = await answer.text(errors="replace")
-            status, headers = answer.status, answer.headers
-    except (aiohttp.ClientError, TimeoutError) as error:
+            data = bytearray()
+            async for chunk in answer.content.iter_chunked(1 << 16):
+                data += chunk
+                if len(data) > MOST_ANSWER:
+                    raise InfrastructureError("the answer is longer than any of a forge's own.", where=where)
+            text, status, headers = data.decode(errors="replace"), answer.status, answer.headers
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _Again(f"{where}: no answer ({type(error).__name__})") from None
     limited = status == 403 and ("Retry-After" in headers or headers.get("X-RateLimit-Remaining") == "0")
     if status in RETRIED or limited:
-        raise _Again(f"{where}: {status}", _seconds(headers.get("Retry-After")))
+        raise _Again(f"{where}: {status}", retry_after(headers.get("Retry-After")))
     if status in passing:
         return status, headers, None
     if not 200 <= status < 300:
-        said = _message(text)
+        said = _message(text, session.headers)
         fix = {
             401: "Is the token still valid?",
             403: "The token needs the permission to write comments (GitHub: `permissions: pull-requests: write`).",
             404: "Does the token see this repository and this request?",
         }.get(status)
         raise InfrastructureError(f"refused with {status}{f' ({said})' if said else ''}.", where=where, fix=fix)
-    try:
-        return status, headers, json.loads(text) if text else None
-    except ValueError:
-        raise _Again(f"{where}: the answer is not JSON") from None
+    if not text or status == 204:
+        return status, headers, None
+    found = decoded(text)
+    if found is None:
+        raise _Again(f"{where}: the answer is not JSON")
+    return status, headers, found
 
 
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and re.fullmatch(r"\d{1,6}", text) else None
-
-
-def _message(text: str) -> str:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return ""
+def _message(text: str, sent: Mapping[str, str]) -> str:
+    """The forge's own word on a refusal, on one line, without the token if it says that, too."""
+    found = decoded(text)
     said = found.get("message") or found.get("error") if isinstance(found, dict) else None
-    return str(said)[:200] if said else ""
+    if not said:
+        return ""
+    tokens = [value.removeprefix("Bearer ") for name, value in sent.items() if name.lower() in ("authorization", "private-token")]
+    words = "".join(letter if letter.isprintable() else " " for letter in str(clean(said))[:LONGEST])
+    return hidden(" ".join(words.split()), tokens)[:200]
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
@@ -271,7 +329,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
             print(f"nightbatch: {forge.reason}")
             return 0
         try:
-            report = asked.report.read_text(encoding="utf-8")
+            report = asked.report.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UsageError(f"cannot be read ({error.strerror}).", where=str(asked.report)) from None
         done = asyncio.run(post(forge, body_of(report, asked.key, forge.link), asked.key))

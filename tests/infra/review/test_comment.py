@@ -294,3 +294,206 @@ def test_a_report_that_is_too_long_is_cut_at_a_line_and_closed() -> None:
 def test_a_key_may_not_end_the_marker() -> None:
     with pytest.raises(UsageError):
         comment.marker("x --> <b>")
+
+
+# --- forges that lie -----------------------------------------------------------------------------------------------------------------
+
+
+def answering(body: bytes | str, status: int = 200, **headers: str) -> Callable[[], web.Response]:
+    data = body.encode() if isinstance(body, str) else body
+    return lambda: web.Response(body=data, status=status, content_type="application/json", headers=headers)
+
+
+async def refused(environ: dict[str, str], capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the script says where it ends with 3: one line, without the token."""
+    report = folder / "report.md"
+    report.write_text("## Report")
+
+    async def at_once(seconds: float) -> None:
+        pass
+
+    real = comment.post
+    monkeypatch.setattr(comment, "post", lambda forge, body, key: real(forge, body, key, sleep=at_once))
+    assert await asyncio.to_thread(main, ["--report", str(report)], environ) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("nightbatch: ")
+    assert said.count("\n") == 1
+    assert said[:-1].isprintable()
+    assert "Traceback" not in said
+    assert TOKEN not in said
+    return said
+
+
+DEEP = "[" * 200_000
+HUGE = '[{"id": ' + "9" * 6_000 + "}]"
+LISTS = [
+    ("", "is no list"), ("null", "not JSON"), ("{}", "is no list"), ('"comments"', "is no list"), ("5", "is no list"), ("[5]", "no number"),
+    ("[null]", "no number"), ("[[]]", "no number"), ('[{"body": "x"}]', "no number"), ('[{"id": "1"}]', "no number"),
+    ('[{"id": null}]', "no number"), ('[{"id": true}]', "no number"), ('[{"id": -1}]', "no number"), ('[{"id": 1.5}]', "no number"),
+    ('[{"id": 1e400}]', "no number"), ('[{"id": NaN}]', "no number"), (HUGE, "not JSON"), (DEEP, "not JSON"),
+    (DEEP.replace("[", '{"a":'), "not JSON"),
+    (f'[{{"id": {1 << 70}}}]', "no number"), ("<html>welcome</html>", "not JSON"), (b"\xff\xfe\x00", "not JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "said"), LISTS)
+async def test_a_list_of_comments_that_is_none_ends_with_3_and_writes_nothing(
+    forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, body: bytes | str, said: str
+) -> None:
+    forgery.instead = {"GET": [answering(body)] * comment.TRIES}
+    assert said in await refused(github(forgery, tmp_path), capsys, tmp_path, monkeypatch)
+    assert set(forgery.calls) == {"GET"}
+
+
+async def test_comments_with_odd_bodies_are_somebody_elses(forgery: Forgery, tmp_path: Path) -> None:
+    odd = '[{"id": 1}, {"id": 2, "body": null}, {"id": 3, "body": ["' + MARK + '"]}, {"id": 4, "body": "\\ud800\\u0000"}]'
+    forgery.instead = {"GET": [answering(odd)]}
+    assert await posted(github(forgery, tmp_path)) == "created"
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"id": "x"}', "5"])
+async def test_a_comment_without_a_number_was_not_made(
+    forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, method: str, body: str
+) -> None:
+    forgery.instead = {method: [answering(body)]}
+    if method == "PATCH":
+        forgery.comments = [{"id": 1, "body": f"{MARK}\nold"}]
+        assert await posted(github(forgery, tmp_path)) == "updated"  # its status says it
+    else:
+        assert "no number" in await refused(github(forgery, tmp_path), capsys, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_pages_without_end_are_not_read_for_ever(
+    forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    pages = 0
+
+    def page() -> web.Response:
+        nonlocal pages
+        pages += 1
+        first = 1 if same else pages * 100
+        return web.json_response([{"id": first + n, "body": "talk"} for n in range(100)], headers={"Link": '<x>; rel="next"'})
+
+    forgery.instead = {"GET": [page] * 1_000}
+    monkeypatch.setattr(comment, "MOST_PAGES", 20)
+    said = await refused(github(forgery, tmp_path), capsys, tmp_path, monkeypatch)
+    assert ("again and again" if same else "does not end after 20 pages") in said
+    assert pages == (2 if same else 20)
+
+
+async def test_no_more_than_a_few_forged_markers_are_tried(forgery: Forgery, tmp_path: Path) -> None:
+    """Anybody may write comments that begin with the marker."""
+    forgery.comments = [{"id": n, "body": f"{MARK}\nforged"} for n in range(1, 101)]
+    forgery.foreign = set(range(1, 101))
+    assert await posted(github(forgery, tmp_path)) == "created"
+    assert forgery.calls.count("PATCH") == comment.MOST_MARKED
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end(
+    forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comment, "MOST_ANSWER", 1 << 20)
+    forgery.instead = {"GET": [answering(b"[" + b" " * (8 << 20))]}
+    assert "longer than any" in await refused(github(forgery, tmp_path), capsys, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_redirect_to_another_host_learns_no_token(
+    forgery: Forgery,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    method: str,
+) -> None:
+    met: list[str] = []
+
+    async def stranger(request: web.Request) -> web.Response:
+        met.append(request.headers.get("Authorization", ""))
+        return web.json_response([])
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", stranger)
+    async with TestServer(app, host="127.0.0.1") as other:
+        forgery.instead = {method: [answering("", status, Location=f"http://localhost:{other.port}/x")]}
+        assert str(status) in await refused(github(forgery, tmp_path), capsys, tmp_path, monkeypatch)
+    assert met == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    ['{"message": "no: ' + TOKEN + '"}', '{"message": "two\\nlines\\u001b[2J"}', '{"message": {"deep": ' + "[" * 100 + "]" * 100 + "}}",
+     '{"message": "' + "x" * 100_000 + '"}', '{"message": "\\ud800"}', DEEP, "[]", '{"error": 5}'],
+)  # fmt: skip
+async def test_a_refusal_is_one_line_whatever_the_forge_says_in_it(
+    forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    forgery.instead = {"GET": [answering(message, 422)]}
+    said = await refused(github(forgery, tmp_path), capsys, tmp_path, monkeypatch)
+    assert "refused with 422" in said
+    assert len(said) < 500
+
+
+async def test_waits_and_answers_together_have_a_deadline(forgery: Forgery, tmp_path: Path) -> None:
+    forgery.instead = {"GET": [lambda: web.Response(status=503, headers={"Retry-After": "1e999"})] * 50}
+    forge = forge_from(github(forgery, tmp_path))
+    assert isinstance(forge, Forge)
+    with pytest.raises(InfrastructureError, match=r"within 0\.2 s"):
+        await post(forge, body_of("x", "preview"), "preview", deadline_s=0.2)
+
+
+@pytest.mark.parametrize("value", ["nan", "-5", "1e999", "soon", "Thu, 99 Foo", "\u0665"])
+async def test_a_retry_after_that_is_none_is_a_wait_that_ends(forgery: Forgery, tmp_path: Path, value: str) -> None:
+    forgery.instead = {"GET": [lambda: web.Response(status=429, headers={"Retry-After": value})]}
+    slept = Slept()
+    assert await posted(github(forgery, tmp_path), sleep=slept) == "created"
+    assert all(0 <= seconds <= comment.LONGEST_WAIT_S for seconds in slept.times)
+
+
+@pytest.mark.parametrize("event", ["[" * 100_000, "", "\x00", "5", "null"])
+def test_an_event_file_that_is_none_is_a_usage_error(tmp_path: Path, event: str, capsys: pytest.CaptureFixture[str]) -> None:
+    environ = github(Forgery(base="https://api.example.com"), tmp_path)
+    (tmp_path / "event.json").write_text(event)
+    assert main(["--report", "x"], environ) == 2
+    assert "GITHUB_EVENT_PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "pull", [{}, {"head": 5}, {"head": []}, {"head": {"repo": "x"}, "base": {"repo": "x"}}, {"head": {"repo": {"full_name": 5}}}]
+)
+def test_a_pull_request_that_does_not_say_where_it_is_from_is_taken_for_a_forks(tmp_path: Path, pull: Any) -> None:
+    environ = github(Forgery(base="https://api.example.com"), tmp_path)
+    (tmp_path / "event.json").write_text(json.dumps({"number": 7, "pull_request": pull}))
+    assert isinstance(forge_from(environ), Skipped)
+
+
+@pytest.mark.parametrize("number", ["x", "7; rm", "-7", "1" * 40, "\u0667"])
+def test_a_number_that_is_none_is_a_usage_error(tmp_path: Path, number: str) -> None:
+    with pytest.raises(UsageError, match="is no number of a request"):
+        forge_from(gitlab(Forgery(base="https://api.example.com"), CI_MERGE_REQUEST_IID=number))
+    environ = github(Forgery(base="https://api.example.com"), tmp_path)
+    (tmp_path / "event.json").write_text(json.dumps({"number": number}))
+    with pytest.raises(UsageError, match="is no number of a request"):
+        forge_from(environ)
+
+
+@pytest.mark.parametrize("url", ["https://[", "https://u:secret-pass@h/x", "https://h:99999/", "ftp://h", "https://a b/", "https://"])
+def test_an_address_that_is_none_is_a_usage_error_without_what_is_secret_in_it(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UsageError, match="is no https address") as caught:
+        forge_from(github(Forgery(base=url), tmp_path))
+    assert "secret-pass" not in str(caught.value)
+
+
+def test_a_token_with_a_lines_end_is_a_usage_error_that_does_not_show_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="GITHUB_TOKEN holds") as caught:
+        forge_from({**github(Forgery(base="https://api.example.com"), tmp_path), "GITHUB_TOKEN": TOKEN + "\nX: 1"})
+    assert TOKEN not in str(caught.value)
+
+
+async def test_a_report_that_is_no_utf8_is_posted_all_the_same(forgery: Forgery, tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_bytes(b"## Report \xff\xfe")
+    assert await asyncio.to_thread(main, ["--report", str(tmp_path / "report.md")], github(forgery, tmp_path)) == 0
+    assert "## Report" in forgery.comments[0]["body"]
