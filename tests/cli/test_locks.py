@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted(path.name for path in (ROOT / "locks").glob("*.lock"))
-EXTRAS = {"submit.lock": (), "client.lock": ("emulator", "infra", "dev"), "infra.lock": ("infra",)}
+EXTRAS = {"submit.lock": (), "client.lock": ("emulator", "infra", "nights", "dev"), "infra.lock": ("infra",), "readers.lock": ("readers",)}
 
 
 def entries(name: str) -> list[str]:
