@@ -272,7 +272,8 @@ class RestClient:
     def _refusal(self, status: int, data: bytes, where: str) -> RestError:
         title, detail, errors = self._problem(data)
         said = "; ".join(part for part in (detail or title, *errors) if part)
-        what = f"RunPod answered {status}" + (f": {said}" if said else ".")
+        what = f"RunPod answered {status}" + (f": {said}" if said else "")
+        what = what if what.endswith((".", "!", "?", CUT)) else f"{what}."
         kind = {401: Denied, 403: Denied, 404: NotFound}.get(status, RestError)
         fix = {401: f"Check the API key ({API_KEY_ENV}).", 403: "This API key has no permission for it."}.get(status)
         return kind(what, status=status, title=title, detail=detail, errors=errors, where=where, fix=fix)

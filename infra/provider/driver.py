@@ -442,7 +442,8 @@ class Driver:
                 await self._drained(urn, resource_id, _limit(old_inputs, timeout_s))
             await self._delete_unbound(kind, urn, resource_id)
         except NotFound:
-            return
+            what = f"{resource_id} was not there any more. If nobody deleted it: is this API key of the account that has it?"
+            await self._log("warning", what, urn)
 
     async def _delete_unbound(self, kind: Kind, urn: str, resource_id: str) -> None:
         end = self._clock() + self._patience.refused
@@ -512,7 +513,8 @@ def _workers(inputs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _limit(inputs: Mapping[str, Any], timeout_s: float) -> float:
-    limit = float(inputs.get("drainTimeoutSeconds") or 3600)
+    declared = inputs.get("drainTimeoutSeconds")
+    limit = float(declared) if isinstance(declared, int | float) and declared > 0 else 3600.0
     return min(limit, timeout_s) if timeout_s > 0 else limit
 
 

@@ -29,7 +29,7 @@ from infra.provider import codec
 from infra.provider.driver import Driver, PartlyDone, Patience, Severity, Sleep, described
 from infra.provider.hide import hider
 from infra.provider.resources import KINDS, VERSION
-from infra.provider.resources.fields import UNKNOWN, Change, Failure, Json, Kind, tops, with_chosen
+from infra.provider.resources.fields import UNKNOWN, Change, Failure, Json, Kind, shaped, tops, with_chosen
 from infra.provider.resources.functions import FUNCTIONS
 from infra.provider.schema import CONFIG, schema_json
 
@@ -43,6 +43,9 @@ SENSITIVE: Final = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PA
 REFERENCE: Final = re.compile(r"\s*\{\{\s*RUNPOD_SECRET_\w+\s*\}\}\s*")
 """RunPod fills in its own secret: the text is no secret."""
 API_KEY_ENV: Final = "RUNPOD_API_KEY"
+ID: Final = "__id"
+"""Of a state, beside the outputs: the id once more. The engine hands over whatever id the state says, and a delete would follow it: an id
+that a hand has written there is told by this one. Pulumi shows no names that begin so."""
 ClientFactory = Callable[[Mapping[str, Any], Sleep], Any]
 """From the provider's configuration, and how to wait."""
 Call = Callable[[Any, Any, Any], Awaitable[Any]]
@@ -203,6 +206,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._driver.in_state(request.urn, request.id)
         outputs, _ = codec.decode(request.olds)
         old, old_secrets = codec.decode(request.old_inputs) if request.HasField("old_inputs") else (outputs, codec.NONE)
+        not_edited(kind, request, outputs, old)
         new, new_secrets = codec.decode(request.news)
         changes = dict(kind.diff(with_chosen(kind.inputs, old, outputs), new))
         for path in new_secrets - old_secrets:  # now a secret: the state must not go on holding it in clear
@@ -218,7 +222,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             outputs = kind.preview_outputs(inputs, None, None)
             return provider_pb2.CreateResponse(id="", properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, inputs)))
         resource_id, outputs = await _in_time(self._driver.create(kind, request.urn, inputs), request.timeout)
-        properties = codec.encode(outputs, secret_paths(kind, outputs, secrets, inputs))
+        properties = codec.encode({**outputs, ID: resource_id}, secret_paths(kind, outputs, secrets, inputs))
         return provider_pb2.CreateResponse(id=resource_id, properties=properties)
 
     @told
@@ -227,6 +231,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         old, secrets = codec.decode(request.inputs)
         state, state_secrets = codec.decode(request.properties)
         importing = not old and not state
+        own_id(request, state)
+        old, state = shaped(kind.inputs, old)[0], shaped(kind.inputs, state)[0]
         resource_id, outputs, inputs = await self._driver.read(kind, request.urn, request.id, None if importing else (old or state))
         secrets = secrets | state_secrets
         if not resource_id:
@@ -234,7 +240,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._driver.in_state(request.urn, resource_id)
         return provider_pb2.ReadResponse(
             id=resource_id,
-            properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, old)),
+            properties=codec.encode({**outputs, ID: resource_id}, secret_paths(kind, outputs, secrets, old)),
             inputs=codec.encode(inputs, secret_paths(kind, inputs, secrets, old)),
         )
 
@@ -244,17 +250,22 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         state, _ = codec.decode(request.olds)
         old = codec.decode(request.old_inputs)[0] if request.HasField("old_inputs") else state
         new, secrets = codec.decode(request.news)
+        not_edited(kind, request, state, old)
         if request.preview:
             outputs = kind.preview_outputs(new, old, state)
-            return provider_pb2.UpdateResponse(properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, new)))
+            properties = codec.encode({**outputs, ID: request.id}, secret_paths(kind, outputs, secrets, new))
+            return provider_pb2.UpdateResponse(properties=properties)
         updating = self._driver.update(kind, request.urn, request.id, old, new, old_outputs=state, timeout_s=request.timeout)
         outputs = await _in_time(updating, request.timeout)
-        return provider_pb2.UpdateResponse(properties=codec.encode(outputs, secret_paths(kind, outputs, secrets, new)))
+        properties = codec.encode({**outputs, ID: request.id}, secret_paths(kind, outputs, secrets, new))
+        return provider_pb2.UpdateResponse(properties=properties)
 
     @told
     async def Delete(self, request: Any, context: Any) -> Any:
         kind = _kind(request)
-        old, _ = codec.decode(request.old_inputs if request.HasField("old_inputs") else request.properties)
+        state, _ = codec.decode(request.properties)
+        own_id(request, state)
+        old = codec.decode(request.old_inputs)[0] if request.HasField("old_inputs") else state
         await _in_time(self._driver.delete(kind, request.urn, request.id, old, timeout_s=request.timeout), request.timeout)
         return empty_pb2.Empty()
 
@@ -267,6 +278,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         clean, failures = function.check(args)
         if failures:
             return provider_pb2.InvokeResponse(failures=[_failure(f) for f in failures])
+        if self._unknown:
+            return provider_pb2.InvokeResponse(**{"return": codec.encode({f.name: UNKNOWN for f in function.outputs})})
         result = await self._driver.invoke(request.tok, clean)
         secrets = {("env",)} if "env" in result else set()
         return provider_pb2.InvokeResponse(**{"return": codec.encode(result, secrets)})
@@ -379,6 +392,34 @@ def _kind(request: Any) -> Kind:
     return KINDS[token]
 
 
+def own_id(request: Any, state: Mapping[str, Any]) -> None:
+    """Raises UsageError where the state's id is not the one that RunPod gave: whatever has that id is somebody else's."""
+    given = state.get(ID)
+    if isinstance(given, str) and given != request.id:
+        raise UsageError(
+            f"the state says that its id is {request.id}, but {given} is what it was made or imported with. RunPod was asked nothing.",
+            where=_name(request),
+            fix=f"Put {given} back into the state (`pulumi stack export`, then `pulumi stack import`), or take the resource out of it "
+            f"(`pulumi state delete`) and import the right one (`pulumi import`).",
+        )
+
+
+def not_edited(kind: Kind, request: Any, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raises UsageError for a state that only a hand can have written."""
+    own_id(request, outputs)
+    wrong = sorted({*shaped(kind.inputs, inputs)[1], *shaped(kind.inputs, outputs)[1]})
+    if wrong:
+        raise UsageError(
+            f"the state holds {', '.join(wrong)} in a form that it cannot have.",
+            where=_name(request),
+            fix="`pulumi refresh` writes down what is live; then go on.",
+        )
+
+
+def _name(request: Any) -> str:
+    return str(request.urn).rsplit("::", 1)[-1]
+
+
 def structs_of(request: Any) -> Iterator[tuple[Json, codec.Paths]]:
     """Every set of values that a request brings, and where secrets stand in it: where they are marked, and where a name says so."""
     kind = KINDS.get(_token(request)) if hasattr(request, "urn") else None
@@ -398,7 +439,7 @@ def _partly(request: Any, error: PartlyDone) -> Any:
     kind = _kind(request)
     declared, _ = codec.decode(request.news if isinstance(request, provider_pb2.UpdateRequest) else request.properties)
     secrets = codec.NONE.union(*(paths for _, paths in structs_of(request)))
-    return codec.encode(error.outputs, secret_paths(kind, error.outputs, secrets, declared))
+    return codec.encode({**error.outputs, ID: error.id}, secret_paths(kind, error.outputs, secrets, declared))
 
 
 async def _in_time(work: Awaitable[Any], seconds: float) -> Any:

@@ -292,6 +292,29 @@ def _check_objects(f: Field, value: Any, where: str) -> tuple[Any, list[Failure]
     return items, failures
 
 
+def shaped(fields: Sequence[Field], values: Mapping[str, Any], path: str = "") -> tuple[Json, list[str]]:
+    """Values of a state, with an empty one where a list, a map or an object belongs and something else stands, and the paths of that: only
+    a hand can have written it, because what a program declares is checked, and what RunPod answers, too."""
+    table = by_name(fields)
+    right: Json = {}
+    wrong: list[str] = []
+    for name, value in values.items():
+        f, where = table.get(name), join(path, name)
+        kind = None if f is None or value is None or value is UNKNOWN else _CONTAINERS.get(f.type)
+        if kind is not None and not isinstance(value, kind):
+            right[name] = [] if kind is list else {}
+            wrong.append(where)
+        elif f is not None and f.type == "object" and isinstance(value, Mapping):
+            right[name], inside = shaped(f.fields, value, where)
+            wrong += inside
+        else:
+            right[name] = value
+    return right, wrong
+
+
+_CONTAINERS: Final[Mapping[str, type]] = {"strings": list, "objects": list, "map": Mapping, "object": Mapping}
+
+
 # --- diff ----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,8 @@ def check(values: Mapping[str, Any]) -> tuple[Json, list[Failure]]:
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:
     changes = diff_fields(FIELDS, old, new)
-    if "size" in changes and new["size"] is not UNKNOWN and old.get("size") is not None and new["size"] < old["size"]:
+    was, now = old.get("size"), new.get("size")
+    if "size" in changes and isinstance(was, int | float) and isinstance(now, int | float) and now < was:
         changes["size"] = Change("update", replace=True)
     return changes
 

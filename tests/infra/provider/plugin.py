@@ -18,7 +18,7 @@ from pulumi.runtime.proto import engine_pb2_grpc, provider_pb2, provider_pb2_grp
 from infra.provider import codec
 from infra.provider.client import RestClient
 from infra.provider.driver import Patience, Sleep
-from infra.provider.server import Servicer
+from infra.provider.server import ClientFactory, Servicer
 from tests.infra.provider.cloud import KEY, Cloud
 
 Json = dict[str, Any]
@@ -91,6 +91,10 @@ class Engine:
     async def configure(self, **config: Any) -> Any:
         return await self._call("Configure", provider_pb2.ConfigureRequest(args=pack(config), acceptSecrets=True, acceptResources=True))
 
+    async def configure_variables(self, variables: Mapping[str, str]) -> Any:
+        """As engines before provider configuration had types."""
+        return await self._call("Configure", provider_pb2.ConfigureRequest(variables=variables, acceptSecrets=True))
+
     async def schema(self) -> Json:
         answer = await self._call("GetSchema", provider_pb2.GetSchemaRequest(version=0))
         result: Json = json.loads(answer.schema)
@@ -160,12 +164,20 @@ class _Log(engine_pb2_grpc.EngineServicer):
 
 
 @asynccontextmanager
-async def plugged(cloud: Cloud, *, deadline_s: float = 4.0, attempt_s: float | None = None, key: str | None = KEY) -> AsyncIterator[Engine]:
+async def plugged(
+    cloud: Cloud,
+    *,
+    deadline_s: float = 4.0,
+    attempt_s: float | None = None,
+    key: str | None = KEY,
+    client: ClientFactory | None = None,
+    configured: bool = True,
+) -> AsyncIterator[Engine]:
     """A configured plugin in this process, and the engine's logs. Each is a new process as far as the provider can tell."""
     # Long enough for an answer on a busy machine, where a request that is sent twice would be counted.
     attempt = attempt_s if attempt_s is not None else 0.6 if deadline_s >= 1 else 0.15
 
-    def client(config: Mapping[str, Any], sleep: Sleep) -> RestClient:
+    def connected(config: Mapping[str, Any], sleep: Sleep) -> RestClient:
         url, own = config.get("baseUrl") or cloud.base_url, config.get("apiKey") or key
         return RestClient(url, own, deadline_s=deadline_s, attempt_s=attempt, rng=Least(), sleep=sleep)
 
@@ -174,14 +186,15 @@ async def plugged(cloud: Cloud, *, deadline_s: float = 4.0, attempt_s: float | N
     engine_pb2_grpc.add_EngineServicer_to_server(_Log(logs), engine_server)
     engine_port = engine_server.add_insecure_port("127.0.0.1:0")
     await engine_server.start()
-    servicer = Servicer(f"127.0.0.1:{engine_port}", client=client, patience=QUICK)
+    servicer = Servicer(f"127.0.0.1:{engine_port}", client=client or connected, patience=QUICK)
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
         engine = Engine(provider_pb2_grpc.ResourceProviderStub(channel), logs)
-        await engine.configure()
+        if configured:
+            await engine.configure()
         yield engine
     finally:
         await channel.close()
