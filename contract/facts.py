@@ -12,12 +12,9 @@ NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID, NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from contract import process
 from contract.errors import EmulatorError, InfrastructureError, UsageError
 from contract.models import VERSION, Count, Model, S3Config, Seconds, TaskKind, Usd, convert, decode, encode
 
@@ -292,31 +290,9 @@ def pulumi_program(environ: Mapping[str, str], run: RunCommand | None = None) ->
 
 
 def run_command(argv: Sequence[str], cwd: Path, env: Mapping[str, str], timeout_s: float) -> Ran:
-    """Run a program without a terminal; at the deadline it and what it started are killed."""
-    process = subprocess.Popen(
-        argv,
-        cwd=cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
-        return Ran(process.returncode, stdout, stderr)
-    except subprocess.TimeoutExpired:
-        return Ran(None, "", "")
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for pipe in (process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+    """Run a program without a terminal; at the deadline it and what it started are killed: it only reads, so it has nothing to save."""
+    ended = process.run(argv, cwd=cwd, env=env, timeout_s=timeout_s)
+    return Ran(None, "", "") if ended.timed_out else Ran(ended.returncode, ended.stdout, ended.stderr)
 
 
 def _pulumi_error(name: str, ran: Ran, where: str, timeout_s: float) -> UsageError | InfrastructureError:

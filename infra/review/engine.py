@@ -1,30 +1,29 @@
-"""infra/review: the one place that builds the environment of the Pulumi engine and runs the `pulumi` command.
+"""infra/review: the one place that builds the environment of the Pulumi engine and knows its commands; contract/process.py runs them.
 
 May touch: processes, and the folders that are named to it. No import of pulumi: what it drives is the command line. Used by preview, drift,
-the third loader of StackFacts, `nightbatch local up --pulumi` and the tests.
+`nightbatch local up --pulumi` and the tests.
 
-Every run has a deadline. Whatever it started ends with it, plugins included: they have process groups of their own, but all live in the one
-session that a run is given. A first interrupt lets Pulumi write down what it has done; then everything is killed.
+Every run has a deadline. Whatever it started ends with it. A first interrupt lets Pulumi write down what it has done; then everything is
+killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
+from contract import process
 from contract.errors import InfrastructureError, UsageError
+from contract.process import LEFT_S as LEFT_S
+from contract.process import session_members as session_members
 from infra.review.digest import decoded, read
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,8 +34,6 @@ CHANGE_S: Final = 3600.0
 """Deadline of up, refresh, destroy and import; a strict rollout waits for running jobs."""
 GRACE_S: Final = 20.0
 """From the interrupt, on which Pulumi finishes what it is doing and saves its state, to the end of everything."""
-LEFT_S: Final = 5.0
-"""How long plugins may take to end after the engine has."""
 CHANGED: Final = 7
 """Exit code of `--expect-no-changes` when there are changes (measured with 3.276; 1 and others are errors)."""
 SECRET_NAMES: Final = re.compile(r"KEY|SECRET|TOKEN|PASSPHRASE|PASSWORD")
@@ -246,53 +243,18 @@ def run(
     program = shutil.which("pulumi", path=env.get("PATH"))
     if program is None:
         raise EngineError("There is no `pulumi` on PATH.", fix="scripts/pulumi-cli prints the folder to put there.")
-    began = time.monotonic()
-    process: subprocess.Popen[bytes] | None = None
-    texts: tuple[list[str], list[str]] = ([], [])
-    readers: list[threading.Thread] = []
-    timed_out = False
-    try:
-        process = subprocess.Popen(
-            [program, *args, "--non-interactive", "--color", "never"],
-            cwd=cwd,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        hide = _hider(env)
-        for pipe, lines in zip((process.stdout, process.stderr), texts, strict=True):
-            reader = threading.Thread(target=_read, args=(pipe, lines, hide, on_line), daemon=True)
-            reader.start()
-            readers.append(reader)
-        if on_start is not None:
-            on_start(process)
-        process.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-    finally:
-        if process is not None:
-            _end(process)  # also on Ctrl-C, from its first moment on: nothing that was started is left behind
-            for unread in (process.stdout, process.stderr)[len(readers) :]:
-                if unread is not None:
-                    unread.close()
-        for reader in readers:
-            reader.join(timeout=LEFT_S)
-    assert process is not None
-    code = process.returncode
-    return Done(tuple(args), code if code >= 0 else 128 - code, "".join(texts[0]), "".join(texts[1]), time.monotonic() - began, timed_out)
-
-
-def _read(pipe: IO[bytes], lines: list[str], hide: Callable[[str], str], on_line: Callable[[str], None] | None) -> None:
-    with pipe:
-        for raw in pipe:
-            line = hide(raw.decode(errors="replace"))
-            lines.append(line)
-            if on_line is not None:
-                on_line(line.rstrip("\n"))
+    ended = process.run(
+        [program, *args, "--non-interactive", "--color", "never"],
+        cwd=cwd,
+        env=env,
+        timeout_s=timeout_s,
+        grace_s=GRACE_S,
+        left_s=LEFT_S,
+        hider=lambda: _hider(env),
+        on_line=on_line,
+        on_start=on_start,
+    )
+    return Done(tuple(args), ended.returncode, ended.stdout, ended.stderr, ended.seconds, ended.timed_out)
 
 
 def _hider(env: Mapping[str, str]) -> Callable[[str], str]:
@@ -304,56 +266,6 @@ def _hider(env: Mapping[str, str]) -> Callable[[str], str]:
         return lambda text: text
     pattern = re.compile("|".join(map(re.escape, values)))
     return lambda text: pattern.sub(HIDDEN, text)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the engine end by itself, and then everything of its session. Whoever interrupts a second time does not want to wait."""
-    again: KeyboardInterrupt | None = None
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(timeout=GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        except KeyboardInterrupt as error:
-            again = error
-    deadline = time.monotonic() + (LEFT_S if process.poll() is not None else 0.0)
-    while left := session_members(process.pid):
-        if time.monotonic() >= deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        time.sleep(0.02)
-    process.wait()
-    if again is not None:
-        raise again
-
-
-def session_members(session: int) -> tuple[int, ...]:
-    """Live processes of a session: a run's engine, language host, program and providers."""
-    return tuple(pid for pid in _processes() if _belongs(pid, session))
-
-
-def _processes() -> Iterable[int]:
-    proc = Path("/proc")
-    if (proc / "self").exists():
-        return [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
-    listed = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=False)
-    return [int(word) for word in listed.stdout.split()]
-
-
-def _belongs(pid: int, session: int) -> bool:
-    try:
-        if os.getsid(pid) != session:
-            return False
-        stat = Path(f"/proc/{pid}/stat")
-        return not stat.exists() or b") Z " not in stat.read_bytes()  # a zombie has ended; whoever started it has not looked yet
-    except (OSError, ValueError):
-        return False  # it ended while we looked
 
 
 _ERROR = re.compile(r"^\s*(?:error|Error|fatal):\s*(.+)$")
