@@ -38,7 +38,10 @@ Severity = Literal["info", "warning"]
 Sleep = Callable[[float], Awaitable[None]]
 Log = Callable[[Severity, str, str], Awaitable[None]]
 """severity, message, URN: shown by the CLI beside the resource."""
-LEFT_BEHIND: Final = "it carries this resource's marker, as what an interrupted `pulumi up` made does"
+LEFT_BEHIND: Final = (
+    "it carries this resource's marker, as what an interrupted `pulumi up` made does, or what a stack of the same name has that is kept in "
+    "another state backend: then both have it now, and either can delete it"
+)
 MAX_TEXT: Final = 600
 """Characters of an unforeseen error's own words in a message."""
 BUSY: Final = ("running", "idle", "initializing")

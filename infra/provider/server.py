@@ -208,6 +208,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         old, old_secrets = codec.decode(request.old_inputs) if request.HasField("old_inputs") else (outputs, codec.NONE)
         not_edited(kind, request, outputs, old)
         new, new_secrets = codec.decode(request.news)
+        new = shaped(kind.inputs, new)[0]  # after a refresh the engine asks with old and new exchanged
         changes = dict(kind.diff(with_chosen(kind.inputs, old, outputs), new))
         for path in new_secrets - old_secrets:  # now a secret: the state must not go on holding it in clear
             if not codec.covers(old_secrets, path) and _get(old, path) is not None:

@@ -125,6 +125,72 @@ async def test_repetitions_end_with_the_deadline(cloud: Cloud) -> None:
     assert time.sleeps == sorted(time.sleeps, key=lambda s: s > 4)  # they grow until the longest
 
 
+async def test_a_runpod_that_says_nothing_at_all_is_waited_for_once_and_not_by_every_request() -> None:
+    cloud, time = Cloud(), Time()
+    await cloud.start()
+    await cloud.stop()  # a port where nobody listens
+    async with client_of(cloud, time, deadline_s=180) as client:
+        messages = set()
+        for call in (client.list_endpoints, client.list_templates, client.list_endpoints, client.list_network_volumes):
+            with pytest.raises(Unreachable, match=r"no connection .* It was not carried out.* Is this machine online") as failed:
+                await call()
+            messages.add(str(failed.value).split(": ", 1)[1])
+        assert len(messages) == 1
+        assert 40 <= time.now <= 60
+        with pytest.raises(Unreachable) as lost:
+            await client.create_registry({"name": "r"})
+        assert not lost.value.maybe_done
+
+
+async def test_requests_beside_each_other_give_up_together() -> None:
+    cloud, time = Cloud(), Time()
+    await cloud.start()
+    await cloud.stop()
+    async with client_of(cloud, time, deadline_s=180) as client:
+        ended = await asyncio.gather(*(client.list_endpoints() for _ in range(9)), return_exceptions=True)
+    assert all(isinstance(error, Unreachable) for error in ended)
+    assert time.now <= 60 + 9 * 8  # this clock adds up what they sleep beside each other
+
+
+async def test_a_runpod_that_comes_back_is_found_by_the_next_look(cloud: Cloud) -> None:
+    time = Time()
+    cloud.faults = [Fault(method, ".*", do="cut", times=999) for method in ("GET", "POST")]
+    async with client_of(cloud, time, deadline_s=180) as client:
+        with pytest.raises(Unreachable):
+            await client.list_endpoints()
+        cloud.faults = []
+        asked = len(cloud.seen)
+        with pytest.raises(Unreachable):
+            await client.list_endpoints()
+        assert len(cloud.seen) == asked, "nobody asks again at once"
+        time.now += 15
+        assert await client.list_endpoints() == []
+        assert await client.list_templates() == []
+
+
+async def test_a_runpod_that_has_answered_before_is_waited_for_as_long_as_a_call_may_last(cloud: Cloud) -> None:
+    time = Time()
+    async with client_of(cloud, time, deadline_s=180) as client:
+        await client.list_endpoints()
+        cloud.faults = [Fault("GET", ".*", do="cut", times=999)]
+        with pytest.raises(Unreachable) as failed:
+            await client.list_endpoints()
+        assert 160 <= time.now <= 180
+        assert "online" not in str(failed.value)
+        with pytest.raises(Unreachable):
+            await client.list_endpoints()
+        assert time.now <= 180
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_runpod_that_refuses_is_not_one_that_says_nothing(cloud: Cloud, status: int) -> None:
+    time = Time()
+    cloud.faults = [Fault("GET", ".*", status=status, headers={"Retry-After": "50"}, times=3)]
+    async with client_of(cloud, time, deadline_s=180) as client:
+        assert await client.list_endpoints() == []
+    assert 150 <= time.now <= 153
+
+
 @pytest.mark.parametrize(
     ("status", "kind"), [(401, Denied), (403, Denied), (404, NotFound), (400, RestError), (422, RestError), (302, RestError)]
 )

@@ -219,6 +219,8 @@ async def test_a_state_of_another_form_is_named_and_mended_by_a_refresh(cloud: C
             with pytest.raises(Failed, match=rf"embed: the state holds {name}\S* in a form that it cannot have\. `pulumi refresh`"):
                 await call
         _, read_state, read_inputs = await engine.read(token, "embed", resource_id, odd_inputs, odd_state)
+        refreshed = await engine.diff(token, "embed", resource_id, read_inputs, read_state, odd_inputs)  # as the engine's refresh asks
+        assert list(refreshed.diffs) in ([name], [])
         diff = await engine.diff(token, "embed", resource_id, read_inputs, read_state, checked)
         assert diff.changes == diff.DIFF_NONE
         await engine.delete(token, "embed", resource_id, odd_inputs, odd_state)
