@@ -88,7 +88,7 @@ def run(
         again=again,
         name=name,
     )
-    how = work.Following(
+    how = work.following(
         out=out,
         budget_usd=budget,
         pace=pace,
@@ -169,7 +169,7 @@ def submit(
     """Send a planned run's jobs and follow them until every shard is done. Does not collect: `collect` does."""
     from cli import work
 
-    how = work.Following(budget_usd=budget, pace=pace, deadline=deadline, webhook_url=webhook_url, allow_mixed_image=allow_mixed_image)
+    how = work.following(budget_usd=budget, pace=pace, deadline=deadline, webhook_url=webhook_url, allow_mixed_image=allow_mixed_image)
     return work.submit(work.Where(stack, facts), run, how)
 
 
@@ -192,7 +192,7 @@ def resume(
     """Go on with a run that was interrupted, from any machine: send what is missing, follow, collect, verify."""
     from cli import work
 
-    how = work.Following(
+    how = work.following(
         out=out,
         budget_usd=budget,
         pace=pace,
@@ -236,7 +236,7 @@ def collect(
     """Seal a complete run and write its output and errors files, in input order."""
     from cli import work
 
-    return work.collect(work.Where(stack, facts), run, work.Following(out=out, dtype=dtype.value, partial=partial))
+    return work.collect(work.Where(stack, facts), run, work.following(out=out, dtype=dtype.value, partial=partial))
 
 
 @app.command("verify", short_help="Prove that every row has one result.")

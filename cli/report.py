@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pipelines.follow import DriveResult
     from pipelines.plan import PlannedRun
     from pipelines.verify import VerifyReport
+    from pipelines.work import Finished
 
 MOST_ERRORS = 20
 """Shards whose jobs' errors are told: with more, the first ones say it all."""
-FINISHED_WRONG, INFRASTRUCTURE, STOPPED = 1, 3, 4
 
 
 def usd(value: float) -> str:
@@ -115,14 +115,30 @@ def renames(found: Collected) -> list[str]:
 class Report:
     """The end of `run`, `resume` or `submit`. `rest_rows`: rows after --limit, which this run priced by doing the others."""
 
-    plan: Plan
-    result: DriveResult
-    collected: Collected | None
-    judged: VerifyReport | None
-    seconds: float
+    finished: Finished
     rest_rows: int = 0
     idle_timeout_s: float | None = None
     """Of the endpoint: how long a worker waits for more before it stops, and costs."""
+
+    @property
+    def plan(self) -> Plan:
+        return self.finished.plan
+
+    @property
+    def result(self) -> DriveResult:
+        return self.finished.result
+
+    @property
+    def collected(self) -> Collected | None:
+        return self.finished.collected
+
+    @property
+    def judged(self) -> VerifyReport | None:
+        return self.finished.judged
+
+    @property
+    def seconds(self) -> float:
+        return self.finished.seconds
 
     @property
     def idle_usd(self) -> float | None:
@@ -139,25 +155,12 @@ class Report:
     @property
     def exit_code(self) -> int:
         """DESIGN.md, law 8."""
-        if self.result.state == "complete":
-            failed = self.collected.failed if self.collected else self.result.failed
-            return FINISHED_WRONG if failed or (self.judged is not None and not self.judged.clean) else 0
-        if self.result.state == "stopped":
-            return STOPPED if self.result.cause in ("budget", "deadline") else FINISHED_WRONG
-        return INFRASTRUCTURE
+        return self.finished.exit_code
 
     @property
     def sentence(self) -> str:
         """Why the exit code is not 0."""
-        if self.result.state != "complete":
-            return f"{self.result.state}: {self.result.reason}"
-        if self.judged is not None and not self.judged.clean:
-            return str(self.judged.failure())
-        failed = self.collected.failed if self.collected else self.result.failed
-        if not failed:
-            return ""
-        see = "see the errors file." if self.collected else "`collect` writes them to an errors file."
-        return f"{failed:,} of {self.result.rows:,} rows failed; {see}"
+        return self.finished.sentence
 
     @property
     def whole(self) -> tuple[int, float, float] | None:

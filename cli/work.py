@@ -10,22 +10,30 @@ import shlex
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
-
-from msgspec.structs import replace
 
 from cli.output import emit, say
 from cli.policy import program, session
 from cli.progress import Progress, Snapshot, shown
 from cli.report import MOST_ERRORS, Report, plan_lines, plan_record, renames, report_lines, report_record
-from contract.errors import InfrastructureError, NotFound, UsageError
-from contract.facts import API_URL, EndpointFacts, Stack, StackFacts, StoreFacts, check_url, load_stack, secrets_from, state_dir
+from contract.errors import NotFound, UsageError
+from contract.facts import (
+    API_KEY_ENV,
+    API_URL,
+    EndpointFacts,
+    Stack,
+    StackFacts,
+    StoreFacts,
+    load_stack,
+    secrets_from,
+    state_dir,
+)
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind, decode_stored
 from contract.net import on_this_machine
@@ -33,13 +41,12 @@ from contract.store import S3Store
 
 if TYPE_CHECKING:
     from pipelines.collect import Collected
-    from pipelines.follow import DriveResult, Event
-    from pipelines.ledger import Ledger
+    from pipelines.follow import Event
     from pipelines.plan import PlanEvent, PlannedRun, PlanRequest
-    from pipelines.prices import Throughput
     from pipelines.runs import RunHandle
     from pipelines.submit import RunOverview, RunStatus
     from pipelines.verify import VerifyReport
+    from pipelines.work import Buckets, Following, Watch
 
 T = TypeVar("T")
 LOCAL = "local"
@@ -72,28 +79,11 @@ class Asked:
     name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Following:
-    """How a run is followed and collected."""
+def following(*, deadline: str | None = None, **how: Any) -> Following:
+    """How a run is followed and collected, as options say it: all of it is judged before anything is planned or sent. Raises UsageError."""
+    from pipelines.work import Following
 
-    out: str | None = None
-    budget_usd: float | None = None
-    pace: int | None = None
-    deadline: str | None = None
-    webhook_url: str | None = None
-    partial: bool = False
-    dtype: Literal["float32", "float16"] = "float32"
-    allow_mixed_image: bool = False
-
-    def __post_init__(self) -> None:
-        if self.deadline is not None:
-            parse_span(self.deadline)  # said before anything is planned or sent
-        if self.webhook_url is not None:
-            check_url(self.webhook_url, "--webhook-url")
-        if self.budget_usd is not None and not math.isfinite(self.budget_usd):
-            raise UsageError("is not a sum in dollars.", where=f"--budget {self.budget_usd}")
-        if self.out is not None:
-            check_out(self.out)
+    return Following(deadline=parse_span(deadline) if deadline is not None else None, **how)
 
 
 @dataclass(frozen=True)
@@ -182,7 +172,7 @@ async def stack_of_run(uri: RunUri, environ: Mapping[str, str]) -> Stack:
             "NIGHTBATCH_S3_ENDPOINT_URL must be set in the environment.", fix="It says where the bucket is; see docs/stacks.md."
         )
     at = StoreFacts(bucket=uri.bucket, endpoint_url=endpoint_url)
-    secrets = secrets_from(environ, at)
+    secrets = secrets_from({API_KEY_ENV: "which-the-plan-says", **environ}, at)
     session.hide(secrets.values)
     store = S3Store(secrets.s3)
     try:
@@ -214,7 +204,8 @@ async def stack_of_run(uri: RunUri, environ: Mapping[str, str]) -> Stack:
         cold_start_s=pinned.cold_start_s,
         image=pinned.image,
     )
-    return Stack(StackFacts(stack=pinned.stack, api_url=api_url, store=at, endpoints=(endpoint,)), secrets)
+    facts = StackFacts(stack=pinned.stack, api_url=api_url, store=at, endpoints=(endpoint,))
+    return Stack(facts, secrets_from(environ, at, pinned.stack))
 
 
 def address(stack: Stack, run: str) -> str:
@@ -223,36 +214,6 @@ def address(stack: Stack, run: str) -> str:
         return str(RunUri.parse(run))
     prefix = stack.facts.store.prefix.strip("/")
     return str(RunUri.parse(f"s3://{stack.facts.store.bucket}/{prefix + '/' if prefix else ''}runs/{run}"))
-
-
-class Buckets:
-    """The stack's bucket, and others that an `s3://` output names, with the client's keys. Close it."""
-
-    def __init__(self, stack: Stack) -> None:
-        self._keys = stack.secrets.s3
-        self.main = S3Store(self._keys)
-        self._others: dict[str, S3Store] = {}
-
-    def other(self, bucket: str) -> S3Store:
-        """The store of another bucket at the same endpoint."""
-        if bucket not in self._others:
-            self._others[bucket] = S3Store(replace(self._keys, bucketName=bucket))
-        return self._others[bucket]
-
-    async def close(self) -> None:
-        """Release connections and threads."""
-        for store in (self.main, *self._others.values()):
-            await store.close()
-
-
-@asynccontextmanager
-async def buckets_of(stack: Stack) -> AsyncIterator[Buckets]:
-    """The stack's buckets while this is open."""
-    buckets = Buckets(stack)
-    try:
-        yield buckets
-    finally:
-        await buckets.close()
 
 
 # --- running asynchronous work -------------------------------------------------------------------------------------------------------
@@ -302,18 +263,34 @@ async def beating(progress: Progress) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def open_ledger(progress: Progress) -> Ledger | None:
-    """The ledger, or a note that it cannot be used: it is a cache, and no run stops for it."""
-    from pipelines.ledger import Ledger
-
-    try:
-        return Ledger.open()
-    except InfrastructureError as error:
-        progress.note(f"going on without the ledger: {error}")
-        return None
-
-
 # --- progress ------------------------------------------------------------------------------------------------------------------------
+
+
+def watch_of(progress: Progress) -> Watch:
+    """A run's steps, as they are shown."""
+    from pipelines.work import Watch
+
+    class Shown(Watch):
+        def planning(self, event: PlanEvent) -> None:
+            show_planning(event)
+
+        def following(self, stack: Stack, plan: Plan) -> AbstractAsyncContextManager[Callable[[Event], None]]:
+            return follow_shown(stack, plan)
+
+        def rows(self, phase: Literal["collecting", "verifying"]) -> Callable[[int, int], None]:
+            return on_rows(progress, phase)
+
+        def note(self, text: str) -> None:
+            progress.note(text)
+
+    show_planning = on_plan(progress)
+
+    @asynccontextmanager
+    async def follow_shown(stack: Stack, plan: Plan) -> AsyncIterator[Callable[[Event], None]]:
+        async with beating(progress):
+            yield on_dying_workers(stack, plan.infra.endpoint, progress, on_follow(progress, plan))
+
+    return Shown()
 
 
 def on_plan(progress: Progress) -> Callable[[PlanEvent], None]:
@@ -402,6 +379,7 @@ def on_rows(progress: Progress, phase: str) -> Callable[[int, int], None]:
 def check_options(asked: Asked, dtype: Literal["float32", "float16"] = "float32") -> PlanRequest:
     """What was asked, as planning takes it: all options are judged here, the same ones in every mode, before anything is read or asked."""
     from pipelines.plan import PlanRequest, check_request
+    from pipelines.work import check_out
 
     request = PlanRequest(
         dataset=asked.paths,
@@ -432,52 +410,11 @@ def check_options(asked: Asked, dtype: Literal["float32", "float16"] = "float32"
 
 async def make_plan(stack: Stack, asked: Asked, progress: Progress, *, dry_run: bool) -> PlannedRun:
     """Plan, and say what is worth saying."""
-    from pipelines.plan import plan_run
+
+    from pipelines import work
 
     request = replace_field(check_options(asked), model=served_model(stack, asked))
-    throughput = past_throughput(stack, request.model, asked.task, progress)
-    store, worker_store = S3Store(stack.secrets.s3), S3Store(stack.secrets.worker_s3)
-    try:
-        planned = await plan_run(request, stack, store, worker_store, on_plan(progress), throughput=throughput, dry_run=dry_run)
-    finally:
-        await store.close()
-        await worker_store.close()
-    for notice in planned.notices:
-        progress.note(notice)
-    return planned
-
-
-def past_throughput(stack: Stack, model: str, task: TaskKind, progress: Progress) -> Throughput | None:
-    """What past runs of the endpoint took, where this machine's ledger knows some."""
-    from pipelines.prices import observed
-
-    endpoint = stack.facts.endpoint_for(model, task)
-    ledger = open_ledger(progress)
-    if ledger is None:
-        return None
-    try:
-        return observed(ledger.past(endpoint.id, task, endpoint.model), endpoint.shards_per_worker)
-    except InfrastructureError as error:
-        progress.note(f"pricing without past runs: {error}")
-        return None
-    finally:
-        ledger.close()
-
-
-def keep_speed(plan: Plan, result: DriveResult, at: datetime, progress: Progress) -> None:
-    """Tell the ledger what a complete run took, for the price of the next one."""
-    from pipelines.prices import Past
-
-    ledger = open_ledger(progress)
-    if ledger is None:
-        return
-    past = Past(result.executions, result.tokens_in, result.tokens_out, result.seconds.computing)
-    try:
-        ledger.speed(plan.run, past, endpoint_id=plan.infra.endpoint_id, task=plan.task.kind, model=plan.infra.model, at=at)
-    except InfrastructureError as error:
-        progress.note(f"going on without the ledger: {error}")
-    finally:
-        ledger.close()
+    return await work.plan(stack, request, watch_of(progress), dry_run=dry_run)
 
 
 def served_model(stack: Stack, asked: Asked) -> str:
@@ -497,46 +434,6 @@ def served_model(stack: Stack, asked: Asked) -> str:
             fix=f"{f'Did you mean {near[0]}? ' if near else ''}It serves {there}. {other}",
         )
     return asked.model
-
-
-def check_out(out: str) -> None:
-    """Refuse an output that could not be written, before anything is paid for."""
-    from pipelines.outputs import check_folder, is_s3, output_names
-
-    names = output_names(out)
-    if not is_s3(names.out):
-        check_folder(names.out)
-
-
-async def follow_run(stack: Stack, run: RunHandle, store: S3Store, how: Following, progress: Progress) -> DriveResult:
-    """Send and follow until the run is complete, or something stops it."""
-    from pipelines.follow import drive
-    from pipelines.runs import endpoint_of
-    from pipelines.submit import open_jobs, set_running
-
-    await set_running(run, store)
-    jobs = open_jobs(stack, endpoint_of(run.plan, stack.facts).id)
-    ledger = open_ledger(progress)
-    try:
-        async with beating(progress):
-            return await drive(
-                run,
-                stack=stack,
-                jobs=jobs,
-                store=store,
-                events=on_dying_workers(stack, run.plan.infra.endpoint, progress, on_follow(progress, run.plan)),
-                budget_usd=how.budget_usd,
-                pace=how.pace,
-                deadline=store.now() + parse_span(how.deadline) if how.deadline else None,
-                allow_mixed_image=how.allow_mixed_image,
-                webhook_url=how.webhook_url,
-                ledger=ledger,
-                live_limits=live_limits(stack),
-            )
-    finally:
-        await jobs.close()
-        if ledger is not None:
-            ledger.close()
 
 
 def live_limits(stack: Stack, environ: Mapping[str, str] = os.environ) -> Callable[[str], Awaitable[int]]:
@@ -564,53 +461,11 @@ async def finish(
     rest_rows: int = 0,
     said: Sequence[str] = (),
 ) -> Report:
-    """Follow, collect and verify; what became of it, whatever stopped it. `said`: notices that were shown already.
+    """Follow, collect and verify; what became of it, whatever stopped it. `said`: notices that were shown already."""
+    from pipelines import work
 
-    Whether the output can be written is asked before anything is paid for.
-    """
-    from pipelines.collect import check_output, collect, default_out
-    from pipelines.outputs import output_names
-    from pipelines.summary import summarize, write_summary
-    from pipelines.verify import verify
-
-    store = buckets.main
-    names = output_names(how.out or default_out(run.plan))
-    for notice in await check_output(store, run.keys, run.plan, names, dtype=how.dtype, open_store=buckets.other):
-        if notice not in said:
-            progress.note(notice)
-    result = await follow_run(stack, run, store, how, progress)
-    collected: Collected | None = None
-    judged: VerifyReport | None = None
-    if result.state == "complete" or how.partial:
-        partial = result.state != "complete"
-        collected = await collect(
-            store,
-            run.keys,
-            run.plan,
-            how.out,
-            dtype=how.dtype,
-            partial=partial,
-            open_store=buckets.other,
-            progress=on_rows(progress, "collecting"),
-        )
-        if not partial:
-            out, shown_rows = collected.names.out, on_rows(progress, "verifying")
-            judged = await verify(store, run.keys, run.plan, out, open_store=buckets.other, progress=shown_rows)
-    seconds = time.monotonic() - began
-    verified = judged.clean if judged is not None else None
-    summary = summarize(run.plan, result, seconds=seconds, at=store.now(), collected=collected, verified=verified)
-    await write_summary(store, run.keys, summary)
-    if result.state == "complete":
-        keep_speed(run.plan, result, store.now(), progress)
-    return Report(
-        plan=run.plan,
-        result=result,
-        collected=collected,
-        judged=judged,
-        seconds=seconds,
-        rest_rows=rest_rows,
-        idle_timeout_s=idle_timeout(stack, run.plan),
-    )
+    finished = await work.finish(stack, run, buckets, how, watch_of(progress), began=began, said=said, live_limits=live_limits)
+    return Report(finished, rest_rows=rest_rows, idle_timeout_s=idle_timeout(stack, run.plan))
 
 
 def idle_timeout(stack: Stack, plan: Plan) -> float:
@@ -667,6 +522,7 @@ def show_plan(where: Where, asked: Asked, how: Following | None = None, *, store
 def run(where: Where, asked: Asked, how: Following) -> int:
     """All steps in order."""
     from pipelines.runs import load_run
+    from pipelines.work import buckets_of
 
     began = time.monotonic()
     check_options(asked, how.dtype)
@@ -688,6 +544,7 @@ def run(where: Where, asked: Asked, how: Following) -> int:
 def resume(where: Where, run: str, how: Following) -> int:
     """Go on with a run from its address."""
     from pipelines.runs import load_run
+    from pipelines.work import buckets_of
 
     began = time.monotonic()
 
@@ -705,7 +562,9 @@ def resume(where: Where, run: str, how: Following) -> int:
 
 def submit(where: Where, run: str, how: Following) -> int:
     """Send and follow, without collecting."""
+    from pipelines import work
     from pipelines.runs import load_run
+    from pipelines.work import buckets_of
 
     began = time.monotonic()
 
@@ -716,9 +575,9 @@ def submit(where: Where, run: str, how: Following) -> int:
         async with buckets_of(stack) as buckets:
             handle = await load_run(buckets.main, uri)
             with shown() as progress:
-                result = await follow_run(stack, handle, buckets.main, how, progress)
-            seconds, idle = time.monotonic() - began, idle_timeout(stack, handle.plan)
-            return Report(plan=handle.plan, result=result, collected=None, judged=None, seconds=seconds, idle_timeout_s=idle)
+                result = await work.follow(stack, handle, buckets.main, how, watch_of(progress), live_limits)
+            finished = work.Finished(handle.plan, result, None, None, time.monotonic() - began)
+            return Report(finished, idle_timeout_s=idle_timeout(stack, handle.plan))
 
     return say_report(run_async(main), where)
 
@@ -795,6 +654,7 @@ def collect(where: Where, run: str, how: Following) -> int:
     """Write the output of a run."""
     from pipelines.collect import collect as collect_run
     from pipelines.runs import load_run
+    from pipelines.work import buckets_of
 
     async def main() -> tuple[Plan, Collected]:
         stack = await find_stack(where, run)
@@ -851,6 +711,7 @@ def verify(where: Where, run: str, out: str | None, *, inputs: bool) -> int:
     from pipelines.outputs import is_s3
     from pipelines.runs import load_run
     from pipelines.verify import verify as verify_run
+    from pipelines.work import buckets_of
 
     async def main() -> VerifyReport:
         stack = await find_stack(where, run)
@@ -941,6 +802,7 @@ def runs(where: Where) -> int:
     """List runs."""
     from pipelines.runs import list_runs
     from pipelines.submit import overviews
+    from pipelines.work import buckets_of
 
     damaged: list[str] = []
 

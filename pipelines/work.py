@@ -134,10 +134,10 @@ class Buckets:
 
     def __init__(self, stack: Stack) -> None:
         self._keys = stack.secrets.s3
-        self.main: Store = S3Store(self._keys)
+        self.main = S3Store(self._keys)
         self._others: dict[str, S3Store] = {}
 
-    def other(self, bucket: str) -> Store:
+    def other(self, bucket: str) -> S3Store:
         """The store of another bucket at the same endpoint."""
         if bucket not in self._others:
             self._others[bucket] = S3Store(msgspec.structs.replace(self._keys, bucketName=bucket))

@@ -42,6 +42,7 @@ from pipelines.follow import DriveResult, Ended
 from pipelines.follow import Progress as FollowProgress
 from pipelines.outputs import output_names
 from pipelines.plan import PlannedRun
+from pipelines.work import Finished
 
 DIGEST = "0" * 64
 S3 = S3Config(accessId="access", accessSecret="secret", bucketName="bucket", endpointUrl="http://127.0.0.1:1")
@@ -133,7 +134,7 @@ def collected(**changes: Any) -> Collected:
 
 
 def report(found: DriveResult, files: Collected | None = None, *, rest_rows: int = 0) -> Report:
-    return Report(plan=plan(), result=found, collected=files, judged=None, seconds=41.5, rest_rows=rest_rows)
+    return Report(Finished(plan(), found, files, None, 41.5), rest_rows=rest_rows)
 
 
 # --- parameters ----------------------------------------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ def test_a_deadline_that_is_no_span_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time span"):
         work.parse_span(text)
     with pytest.raises(UsageError, match="is not a time span"):
-        work.Following(deadline=text)
+        work.following(deadline=text)
 
 
 # --- addresses and stacks ------------------------------------------------------------------------------------------------------------
@@ -442,7 +443,8 @@ def test_a_cost_says_what_is_not_in_it() -> None:
     assert made.idle_usd == pytest.approx(2 * 30 * 0.0002)
     cost = next(line for line in report_lines(made) if line.startswith("  cost"))
     assert "(without idle time: $0.0120 more where 2 workers waited 30 s at the end)" in cost
-    stopped = replace(made, result=result(state="stopped", cause="cancelled", usd_reserved=0.1, workers=0))
+    ended = result(state="stopped", cause="cancelled", usd_reserved=0.1, workers=0)
+    stopped = replace(made, finished=replace(made.finished, result=ended))
     cost = next(line for line in report_lines(stopped) if line.startswith("  cost"))
     assert "at least $0.0060 estimated" in cost
     assert "up to $0.1000 more for jobs that are not known to be over" in cost
