@@ -15,7 +15,7 @@ from cli.policy import program, session
 if TYPE_CHECKING:
     from infra.review.engine import Project
 
-KEY = "RUNPOD_API_KEY"
+LOCAL = "local"
 
 
 def project_here(environ: Mapping[str, str] = os.environ) -> Project:
@@ -24,6 +24,27 @@ def project_here(environ: Mapping[str, str] = os.environ) -> Project:
 
     needs_pulumi()
     return engine.Project(engine.project_folder(environ), engine.pulumi_env(environ))
+
+
+def project_of(stack: str, environ: Mapping[str, str] = os.environ) -> Project:
+    """The project that a stack is in: of `local` the one beside the state of `local up --pulumi`, where that made it. The program asks
+    RunPod with the stack's own key, where there is one (contract.facts says which); one in Pulumi's config goes before it."""
+    from dataclasses import replace
+
+    from contract.facts import API_KEY_ENV, api_key_env
+
+    if stack == LOCAL:
+        from cli.local import pulumi_project, state_path
+        from emulator import local
+        from infra.review import engine
+
+        directory = local.local_dir(environ)
+        if state_path(directory).exists():
+            needs_pulumi()
+            return pulumi_project(directory, engine.project_folder(environ), engine.find_cli(environ))
+    project = project_here(environ)
+    own = environ.get(api_key_env(stack, environ))
+    return replace(project, env={**project.env, API_KEY_ENV: own}) if own else project
 
 
 def needs_pulumi() -> None:
@@ -48,19 +69,22 @@ def preview(
 ) -> int:
     """Preview the stacks (all that have a file, but `local`), and write one report. `refresh`: look for drift; unless said, with a key."""
     from contract.errors import UsageError
+    from contract.facts import API_KEY_ENV
     from infra.review import preview as review
     from infra.review import previews
 
     if out is not None and (out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK)):
         raise UsageError("no report can be written there.", where=f"--out {out}", fix="Name a file in a folder that exists.")
     project = project_here(environ)
-    key = environ.get(KEY)
-    asked = previews.Asked(
-        tuple(dict.fromkeys(stacks)) or previews.default_stacks(project.folder), refresh=bool(key) if refresh is None else refresh
-    )
-    found = previews.preview_all(project, asked, on_done=lambda stack: say(f"previewed {stack}"))
-    if key:
-        found = previews.with_nights(found, asyncio.run(previews.billed_nights(environ.get("RUNPOD_API_BASE_URL"), key)))
+    names = tuple(dict.fromkeys(stacks)) or previews.default_stacks(project.folder)
+    projects = {stack: project_of(stack, environ) for stack in names}
+    keys = {stack: key for stack, of in projects.items() if (key := of.env.get(API_KEY_ENV))}
+    asked = previews.Asked(names, refresh=frozenset(keys) if refresh is None else refresh)
+    found = previews.preview_all(projects.__getitem__, asked, on_done=lambda stack: say(f"previewed {stack}"))
+    nights: dict[str, float] = {}
+    for key, base_url in {(key, projects[stack].env.get("RUNPOD_API_BASE_URL")): None for stack, key in keys.items()}:
+        nights |= asyncio.run(previews.billed_nights(base_url, key))  # each account once
+    found = previews.with_nights(found, nights)
     reports = [review.understood(one, tuple(session.secrets)) for one in found]
     commit = commit or previews.commit_of(project.folder)
     code = review.exit_code(reports, allow_destructive=allow_destructive)
@@ -81,7 +105,7 @@ def drift(stack: str, *, environ: Mapping[str, str] = os.environ) -> int:
     """Compare what is live with what is declared: 0 the same, 1 drift."""
     from infra.review import drift as review
 
-    found = review.look(project_here(environ), stack, tuple(session.secrets))
+    found = review.look(project_of(stack, environ), stack, tuple(session.secrets))
     if session.json_output:
         emit(review.record(found))
     else:

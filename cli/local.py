@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from cli.infra import needs_pulumi
 from cli.output import emit, say
 from cli.policy import program, session
+from contract.errors import UsageError
 
 if TYPE_CHECKING:
     from emulator.config import EmulatorConfig, EndpointConfig
     from emulator.local import LocalStatus
+    from infra.review.engine import Project
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL = "local"
@@ -29,7 +30,6 @@ NAMED = {"minilm": "embed", "smollm2": "generate"}
 
 def up(models: Sequence[str] = (), *, pulumi: bool = False) -> int:
     """Start it, or say that it runs. Everything that a worker would need minutes for is done here, before it could be billed."""
-    from contract.errors import UsageError
     from emulator import local
 
     needs_server()
@@ -59,7 +59,6 @@ def up(models: Sequence[str] = (), *, pulumi: bool = False) -> int:
 
 def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
     """Start it with no endpoint, and let a real `pulumi up` of the stack `local` make them through the emulator's REST v2."""
-    from contract.errors import UsageError
     from contract.facts import StackFacts, write_declared
     from contract.models import convert
     from emulator import local
@@ -81,6 +80,23 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
                 "the local stack runs already, and Pulumi did not make it.", fix=f"Stop it ({program()} local down), then start it again."
             )
     status = local.up(without_endpoints(config), on_progress=say)
+    project = pulumi_project(directory, source, cli)
+    say(f"pulumi up of stack local ({cli})")
+    project.ensure_stack(LOCAL)
+    project.up(LOCAL, "--refresh", "--suppress-outputs", on_line=lambda line: say(f"  {line}") if line.strip() else None).expect(
+        where="stack local"
+    )
+    facts: StackFacts = convert(project.outputs(LOCAL)["facts"], StackFacts, where="outputs of stack local")
+    write_declared(directory, facts)
+    return show(local.status(directory) if status.state == "running" else status, by_pulumi=True)
+
+
+def pulumi_project(directory: Path, source: Path, cli: Path) -> Project:
+    """The project of a running local stack that `up --pulumi` made: its program and stack file as they are in `source` now, its state in
+    the state folder. Raises EmulatorError where the stack does not run."""
+    from emulator import local
+    from infra.review import engine
+
     stack = local.stack(directory)
     session.hide(stack.secrets.values)
     api_url = stack.facts.api_url
@@ -98,20 +114,12 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
             "NIGHTBATCH_S3_ENDPOINT_URL": stack.facts.store.endpoint_url,
         },
     )
-    project = engine.Project(copy_project(source, directory / "project"), env)
-    say(f"pulumi up of stack local ({cli})")
-    project.ensure_stack(LOCAL)
-    project.up(LOCAL, "--refresh", "--suppress-outputs", on_line=lambda line: say(f"  {line}") if line.strip() else None).expect(
-        where="stack local"
-    )
-    facts: StackFacts = convert(project.outputs(LOCAL)["facts"], StackFacts, where="outputs of stack local")
-    write_declared(directory, facts)
-    return show(local.status(directory) if status.state == "running" else status, by_pulumi=True)
+    return engine.Project(copy_project(source, directory / "project"), env)
 
 
 def needs_server() -> None:
     """Refuse, before gigabytes are installed for a worker, where this installation has no S3 server: it only submits."""
-    from contract.errors import EmulatorError, UsageError
+    from contract.errors import EmulatorError
     from emulator.s3 import find_weed
 
     try:
@@ -132,19 +140,68 @@ def without_endpoints(config: EmulatorConfig) -> EmulatorConfig:
 
 def copy_project(source: Path, folder: Path) -> Path:
     """A project of its own beside the state, whose program is the clone's: Pulumi writes a stack's salt into its stack file, and a clone
-    must not change because somebody starts the local stack. What an earlier one wrote is kept."""
-    stacks = folder / "infra" / "stacks"
-    stacks.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / "Pulumi.yaml", folder / "Pulumi.yaml")
-    for path in (source / "infra").iterdir():
-        link = folder / "infra" / path.name
-        if path.name not in ("stacks", "__pycache__") and not link.exists():
-            link.unlink(missing_ok=True)
-            link.symlink_to(path.resolve())
+    must not change because somebody starts the local stack. What an earlier one wrote is kept.
+
+    The program is linked, not copied, so its own links are looked at: one that leads out of the project, or around in it, is a UsageError.
+    Nothing is ever written through a link that is in the way."""
+    source = source.resolve()
+    stay_inside(source, "Pulumi.yaml", STACK_FILE, "infra")
+    infra, stacks = folder / "infra", folder / "infra" / "stacks"
+    for made in (folder, infra, stacks):
+        if made.is_symlink():
+            made.unlink()
+        made.mkdir(parents=True, exist_ok=True)
+    write_anew(folder / "Pulumi.yaml", (source / "Pulumi.yaml").read_bytes())
+    wanted = {path.name: path.resolve() for path in (source / "infra").iterdir() if path.name not in ("stacks", "__pycache__")}
+    for there in infra.iterdir():
+        if there.is_symlink() and (there.name not in wanted or there.readlink() != wanted[there.name]):
+            there.unlink()  # of another clone, or of a file that is no more
+    for name, target in wanted.items():
+        link = infra / name
+        if not link.is_symlink():
+            if link.exists():
+                raise UsageError("is in the way of a link to the program.", where=str(link), fix="Move it away: it is not Nightbatch's.")
+            link.symlink_to(target)
     file = stacks / Path(STACK_FILE).name
-    salt = [line for line in file.read_text().splitlines() if line.startswith("encryptionsalt:")] if file.exists() else []
-    file.write_text("\n".join([(source / STACK_FILE).read_text().rstrip("\n"), *salt]) + "\n")
+    kept = file.read_text().splitlines() if file.is_file() and not file.is_symlink() else []
+    salt = [line for line in kept if line.startswith("encryptionsalt:")]
+    write_anew(file, ("\n".join([(source / STACK_FILE).read_text().rstrip("\n"), *salt]) + "\n").encode())
     return folder
+
+
+def stay_inside(project: Path, *names: str) -> None:
+    """Raises UsageError where one of these files and folders of a project, or a link below one, leads out of the project or back above
+    itself. `project` is resolved already."""
+
+    def check(path: Path) -> None:
+        try:
+            target = path.resolve(strict=True)
+        except (OSError, RuntimeError):  # RuntimeError: a loop, before Python 3.13
+            raise UsageError("is a link that leads nowhere.", where=str(path), fix="Remove it, or put there what it should be.") from None
+        if not target.is_relative_to(project):
+            raise UsageError(
+                f"is a link out of the project, to {target}.", where=str(path), fix="Copy there what it leads to: a project is one folder."
+            )
+        if path.is_symlink() and path.parent.resolve().is_relative_to(target):
+            raise UsageError(
+                "is a link to a folder that it is in itself.", where=str(path), fix="Remove it: whoever follows it never ends."
+            )
+
+    for name in names:
+        check(project / name)
+        for folder, folders, files in os.walk(project / name):  # which does not go into linked folders
+            folders[:] = [one for one in folders if one != "__pycache__"]
+            for entry in (*folders, *files):
+                if (path := Path(folder) / entry).is_symlink():
+                    check(path)
+
+
+def write_anew(path: Path, data: bytes) -> None:
+    """The file with this content, in the place of whatever was there: a link there is replaced, not followed."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.write_bytes(data)
+    fresh.replace(path)
 
 
 def state_path(directory: Path) -> Path:
@@ -267,7 +324,6 @@ def worker_environment() -> dict[str, str]:
 
 def prepare(python: Path, model: str) -> None:
     """Make the model's folder now if it has to be made, so that no worker does it on the clock."""
-    from contract.errors import UsageError
 
     with subprocess.Popen(
         [str(python), "-m", "worker.models", "resolve", model],

@@ -4,10 +4,10 @@ Loaders: the emulator's (the file that it writes), a file, and the outputs of th
 file that `pulumi stack output --json` wrote). The environment adds to all but the first. Secrets are apart (`StackSecrets`), so that facts
 can be pinned in a plan and printed; a secret never is.
 
-Environment (all optional where a facts file says it): RUNPOD_API_KEY, RUNPOD_ENDPOINT_BASE_URL, NIGHTBATCH_FACTS (a file),
-NIGHTBATCH_PROJECT (the folder of Pulumi.yaml; else the clone's root), NIGHTBATCH_S3_BUCKET, NIGHTBATCH_S3_ENDPOINT_URL,
-NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY, and for keys of the worker that differ from the client's
-NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID, NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY.
+Environment (all optional where a facts file says it): RUNPOD_API_KEY (of one stack RUNPOD_API_KEY_STACK), RUNPOD_ENDPOINT_BASE_URL,
+NIGHTBATCH_FACTS (a file), NIGHTBATCH_PROJECT (the folder of Pulumi.yaml; else the clone's root), NIGHTBATCH_S3_BUCKET,
+NIGHTBATCH_S3_ENDPOINT_URL, NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY, and for keys of the worker that differ from the
+client's NIGHTBATCH_WORKER_S3_ACCESS_KEY_ID, NIGHTBATCH_WORKER_S3_SECRET_ACCESS_KEY.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from contract.models import VERSION, Count, Model, S3Config, Seconds, TaskKind, 
 
 API_URL: Final = "https://api.runpod.ai/v2"
 """RunPod's data plane (docs: serverless/endpoints/send-requests)."""
+API_KEY_ENV: Final = "RUNPOD_API_KEY"
 STATE_ENV: Final = "NIGHTBATCH_HOME"
 PROJECT_ENV: Final = "NIGHTBATCH_PROJECT"
 CLONE: Final = Path(__file__).resolve().parent.parent
@@ -210,7 +211,7 @@ def stack_from(name: str, raw: object, environ: Mapping[str, str], *, where: str
     check_url(facts.api_url, "RUNPOD_ENDPOINT_BASE_URL, or `api_url` of the facts file")
     if facts.stack != name.rpartition("/")[2]:  # Pulumi's full name may have an organisation and the project before it
         raise UsageError(f"holds the facts of stack '{facts.stack}', not of '{name}'.", where=where)
-    return Stack(facts, secrets_from(environ, facts.store))
+    return Stack(facts, secrets_from(environ, facts.store, facts.stack))
 
 
 # --- Pulumi's outputs ----------------------------------------------------------------------------------------------------------------
@@ -319,8 +320,16 @@ def _pulumi_error(name: str, ran: Ran, where: str, timeout_s: float) -> UsageErr
     return InfrastructureError(f"`pulumi stack output` failed (exit code {ran.returncode}): {said[:500] or 'no message'}", where=where)
 
 
-def secrets_from(environ: Mapping[str, str], store: StoreFacts) -> StackSecrets:
+def api_key_env(stack: str, environ: Mapping[str, str]) -> str:
+    """The variable that holds the RunPod key of a stack: RUNPOD_API_KEY_STACK (its name in capitals, `_` for all but letters and digits)
+    where that is set, so that stacks of several accounts can be looked at from one place; else RUNPOD_API_KEY."""
+    own = f"{API_KEY_ENV}_{re.sub(r'[^A-Z0-9]', '_', stack.rpartition('/')[2].upper())}"
+    return own if environ.get(own) else API_KEY_ENV
+
+
+def secrets_from(environ: Mapping[str, str], store: StoreFacts, stack: str = "") -> StackSecrets:
     """API key and S3 keys from the environment. Raises UsageError naming every variable that is missing."""
+    key = api_key_env(stack, environ)
     check_url(store.endpoint_url, "NIGHTBATCH_S3_ENDPOINT_URL, or `endpoint_url` of the facts file")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", store.bucket):
         raise UsageError(
@@ -328,7 +337,7 @@ def secrets_from(environ: Mapping[str, str], store: StoreFacts) -> StackSecrets:
             where="NIGHTBATCH_S3_BUCKET, or `bucket` of the facts file",
             fix="See docs/stacks.md.",
         )
-    names = ("RUNPOD_API_KEY", "NIGHTBATCH_S3_ACCESS_KEY_ID", "NIGHTBATCH_S3_SECRET_ACCESS_KEY")
+    names = (key, "NIGHTBATCH_S3_ACCESS_KEY_ID", "NIGHTBATCH_S3_SECRET_ACCESS_KEY")
     missing = [n for n in names if not environ.get(n)]
     if missing:
         raise UsageError(f"{', '.join(missing)} must be set in the environment.", fix="See docs/stacks.md.")
@@ -349,7 +358,7 @@ def secrets_from(environ: Mapping[str, str], store: StoreFacts) -> StackSecrets:
             endpointUrl=store.endpoint_url,
         )
 
-    return StackSecrets(environ["RUNPOD_API_KEY"], keys("NIGHTBATCH_S3"), keys("NIGHTBATCH_WORKER_S3"))
+    return StackSecrets(environ[key], keys("NIGHTBATCH_S3"), keys("NIGHTBATCH_WORKER_S3"))
 
 
 def check_url(url: str, where: str) -> None:

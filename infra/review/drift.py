@@ -6,20 +6,28 @@ program, and compares. Exit code 7 of the engine says that they differ. `differe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
+from contract.errors import UsageError
 from infra.review.changes import ABSENT, Change, Json, changes, hidden
-from infra.review.engine import CHANGED, EngineError, Project
-from infra.review.preview import IDLE, consequence_of_up, idle_cut, shown, text_of
+from infra.review.engine import CHANGED, STACK_NOT_FOUND, EngineError, Preview, Project
+from infra.review.preview import IDLE, OUTSIDE, consequence_of_up, idle_cut, said, shown, text_of
 
 CHANGED_THERE: Final = "changed on RunPod since the last `up`"
 DELETED_THERE: Final = "deleted on RunPod"
 NOT_DEPLOYED: Final = "declared, not deployed yet"
 UP: Final = "pulumi up --refresh --run-program"
 """Without the refresh, Pulumi compares the program with its state, and sees no drift to mend (measured with 3.276)."""
+LOCAL: Final = "local"
 NO_LONGER: Final = "still there, no longer declared"
+MISTAKES: Final = re.compile(
+    r"settings? (?:is|are) not usable:|an API key is needed|the API key holds a character|passphrase must be set|incorrect passphrase"
+    r"|PULUMI_ACCESS_TOKEN must be set|pulumi login"
+)
+"""What infra/settings.py, the provider and the engine (3.276) say when the user has something to mend."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +92,11 @@ def _shown(path: str, value: Any) -> Any:
 
 
 def look(project: Project, stack: str, secrets: Collection[str] = ()) -> Drift:
-    """Compare one stack. Raises EngineError when it could not be compared."""
+    """Compare one stack. Raises UsageError for what the user can mend (no such stack, settings, rules, a missing key or passphrase), and
+    EngineError when it could not be compared for another reason."""
     preview = project.preview(stack, "--show-sames", "--expect-no-changes", refresh=True)
     if preview.failed or preview.digest is None:
-        raise EngineError(
-            f"{hidden('; '.join(preview.errors), secrets).rstrip('.')}.",
-            where=f"stack {stack}",
-            fix="Drift was not looked at.",
-            done=preview.done,
-        )
+        raise _failed(preview, secrets)
     if preview.odd is not None:
         raise EngineError(hidden(preview.odd, secrets), where=f"stack {stack}", fix="Drift was not looked at.", done=preview.done)
     found = differences(preview.digest)
@@ -100,6 +104,23 @@ def look(project: Project, stack: str, secrets: Collection[str] = ()) -> Drift:
         counts = ", ".join(f"{count} {op}" for op, count in sorted(preview.changes.items()))
         found = (Difference("stack", stack, None, "", "there", "there", f"Pulumi counts changes: {counts}", "`up` makes them"),)
     return Drift(stack, found, len(changes(preview.digest)))
+
+
+def _failed(preview: Preview, secrets: Collection[str]) -> UsageError | EngineError:
+    """Why there is nothing to compare: with the settings' and the rules' own words where they are not kept."""
+    where, not_looked = f"stack {preview.stack}", "Drift was not looked at."
+    if preview.done.returncode == STACK_NOT_FOUND:
+        make = "nightbatch local up --pulumi" if preview.stack == LOCAL else f"pulumi stack init {preview.stack}"
+        fix = f"`pulumi stack ls` lists those there are; {make} makes it. {not_looked}"
+        return UsageError("Pulumi knows no stack of this name.", where=where, fix=fix)
+    findings, errors, _ = said(preview.digest or {}, preview.errors, secrets)
+    broken = [f"{one.rule} ({one.level}): {one.resource}: {one.text}" for one in findings if one.level == "mandatory"]
+    words = "; ".join(errors) or "no reason given"
+    if broken and not any(map(OUTSIDE.search, errors)):
+        return UsageError(f"mandatory rules are not kept: {'; '.join(broken).rstrip('.')}.", where=where, fix=not_looked)
+    if MISTAKES.search(words):
+        return UsageError(f"{words.rstrip('.')}.", where=where, fix=not_looked)
+    return EngineError(f"{words.rstrip('.')}.", where=where, fix=not_looked, done=preview.done)
 
 
 def lines(drift: Drift) -> list[str]:

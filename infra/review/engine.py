@@ -36,6 +36,8 @@ GRACE_S: Final = 20.0
 """From the interrupt, on which Pulumi finishes what it is doing and saves its state, to the end of everything."""
 CHANGED: Final = 7
 """Exit code of `--expect-no-changes` when there are changes (measured with 3.276; 1 and others are errors)."""
+STACK_NOT_FOUND: Final = 6
+"""Exit code where the state backend knows no such stack."""
 SECRET_NAMES: Final = re.compile(r"KEY|SECRET|TOKEN|PASSPHRASE|PASSWORD")
 HIDDEN: Final = "[hidden]"
 

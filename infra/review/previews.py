@@ -21,7 +21,7 @@ from typing import Any, Final
 from contract.errors import NightbatchError, UsageError
 from infra.review.changes import ENDPOINT, at, changes
 from infra.review.digest import decoded, read
-from infra.review.engine import CHANGED, GRACE_S, PREVIEW_S, Done, EngineError, Project, run
+from infra.review.engine import CHANGED, GRACE_S, PREVIEW_S, STACK_NOT_FOUND, Done, EngineError, Project, run
 from infra.review.preview import StackPreview
 from infra.settings import MOST, STACKS
 
@@ -30,15 +30,17 @@ AT_ONCE: Final = 2
 LOCAL: Final = "local"
 NIGHTS: Final = 14
 """Days of billing that a typical night is taken from: the median of those that cost something."""
-STACK_NOT_FOUND: Final = 6
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to preview. `refresh`: look at live state, which needs a key and shows drift."""
+    """What to preview. `refresh`: look at live state, which needs a key and shows drift; of these stacks, where it is a set of them."""
 
     stacks: tuple[str, ...]
-    refresh: bool = False
+    refresh: bool | frozenset[str] = False
+
+    def looks_at(self, stack: str) -> bool:
+        return self.refresh if isinstance(self.refresh, bool) else stack in self.refresh
 
 
 def declared_stacks(folder: Path) -> tuple[str, ...]:
@@ -59,7 +61,7 @@ def default_stacks(folder: Path) -> tuple[str, ...]:
 
 
 def preview_all(
-    project: Project,
+    project: Project | Callable[[str], Project],
     asked: Asked,
     *,
     at_once: int = AT_ONCE,
@@ -67,7 +69,8 @@ def preview_all(
     grace_s: float = GRACE_S,
     on_done: Callable[[str], None] | None = None,
 ) -> list[StackPreview]:
-    """The previews in the order of `asked.stacks`. One that fails is a result, too, and stops no other. An interrupt ends all."""
+    """The previews in the order of `asked.stacks`. One that fails is a result, too, and stops no other. An interrupt ends all. `project`:
+    the one that all stacks are of, or what tells each stack's own, whose environment may hold another account's key."""
     running: list[subprocess.Popen[bytes]] = []
     stopping = threading.Event()
 
@@ -77,11 +80,13 @@ def preview_all(
             raise EngineError("the previews were stopped.")
 
     def one(stack: str) -> StackPreview:
-        args = ["preview", "--json", "--show-sames", "--stack", stack, *(("--refresh", "--run-program") if asked.refresh else ())]
-        done = run(args, cwd=project.folder, env=project.env, timeout_s=timeout_s, on_start=started)
+        refreshed = asked.looks_at(stack)
+        args = ["preview", "--json", "--show-sames", "--stack", stack, *(("--refresh", "--run-program") if refreshed else ())]
+        of = project if isinstance(project, Project) else project(stack)
+        done = run(args, cwd=of.folder, env=of.env, timeout_s=timeout_s, on_start=started)
         if on_done is not None:
             on_done(stack)
-        return stack_preview(stack, done, refreshed=asked.refresh)
+        return stack_preview(stack, done, refreshed=refreshed)
 
     pool = ThreadPoolExecutor(max_workers=at_once)
     try:

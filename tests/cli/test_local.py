@@ -155,6 +155,99 @@ def test_a_clone_stays_as_it_is_and_pulumis_salt_is_kept(tmp_path: Path) -> None
     assert (folder / "infra/provider/bin").exists()
 
 
+def a_project(folder: Path) -> Path:
+    """A small project with a program, a folder in it, and the stack file of `local`."""
+    for name, text in {
+        "Pulumi.yaml": "name: x\n",
+        "infra/__main__.py": "",
+        "infra/review/a.py": "",
+        local.STACK_FILE: "config: {}\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("link", "to", "says"),
+    [
+        ("infra/secrets", "../../outside", "out of the project"),
+        ("infra/review/deep", "../../../outside", "out of the project"),
+        ("infra/review/absolute", "/etc", "out of the project"),
+        ("infra/stacks/Pulumi.dev.yaml", "../../../outside/file", "out of the project"),
+        ("infra/loop", "loop", "leads nowhere"),
+        ("infra/review/a_loop", "b_loop", "leads nowhere"),
+        ("infra/gone", "nothing-there", "leads nowhere"),
+        ("infra/self", ".", "a folder that it is in itself"),
+        ("infra/review/up", "../..", "a folder that it is in itself"),
+    ],
+)
+def test_a_project_whose_links_lead_out_or_around_is_refused(tmp_path: Path, link: str, to: str, says: str) -> None:
+    source = a_project(tmp_path / "clone")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("config: {}\n")
+    (source / link).symlink_to(to)
+    if link == "infra/review/a_loop":
+        (source / "infra/review/b_loop").symlink_to("a_loop")
+    with pytest.raises(UsageError, match=says) as caught:
+        local.copy_project(source, tmp_path / "project")
+    assert link in str(caught.value)
+    assert not (tmp_path / "project").exists()
+
+
+@pytest.mark.parametrize("name", ["Pulumi.yaml", "infra", local.STACK_FILE])
+def test_a_project_whose_own_files_are_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    source = a_project(tmp_path / "clone")
+    (source / name).rename(tmp_path / "moved")
+    (source / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(UsageError, match="out of the project"):
+        local.copy_project(source, tmp_path / "project")
+
+
+def test_links_within_a_project_and_to_a_project_are_followed(tmp_path: Path) -> None:
+    source = a_project(tmp_path / "clone")
+    (source / "infra" / "again.py").symlink_to("review/a.py")
+    (tmp_path / "linked").symlink_to(source)
+    folder = local.copy_project(tmp_path / "linked", tmp_path / "project")
+    assert (folder / "infra" / "again.py").resolve() == source / "infra/review/a.py"
+    assert (folder / "infra" / "review").resolve() == source / "infra/review"
+
+
+def test_nothing_is_written_through_a_link_that_is_in_the_way(tmp_path: Path) -> None:
+    source, folder = a_project(tmp_path / "clone"), tmp_path / "project"
+    precious = tmp_path / "precious"
+    (precious / "stacks").mkdir(parents=True)
+    for name in ("file", "stacks/Pulumi.local.yaml"):
+        (precious / name).write_text("precious\n")
+    for infra in (True, False):
+        folder.mkdir(exist_ok=True)
+        (folder / "Pulumi.yaml").unlink(missing_ok=True)
+        (folder / "Pulumi.yaml").symlink_to(precious / "file")
+        if infra:
+            (folder / "infra").symlink_to(precious)
+        else:
+            (folder / local.STACK_FILE).unlink()
+            (folder / local.STACK_FILE).symlink_to(precious / "file")
+        local.copy_project(source, folder)
+        assert (folder / local.STACK_FILE).read_text() == "config: {}\n"
+        assert not (folder / "Pulumi.yaml").is_symlink()
+    assert {path.name for path in precious.iterdir()} == {"file", "stacks"}
+    assert (precious / "file").read_text() == (precious / "stacks/Pulumi.local.yaml").read_text() == "precious\n"
+
+
+def test_another_clones_program_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    folder = local.copy_project(a_project(tmp_path / "first"), tmp_path / "project")
+    (tmp_path / "first" / "infra" / "old.py").touch()
+    local.copy_project(tmp_path / "first", folder)
+    local.copy_project(a_project(tmp_path / "second"), folder)
+    assert (folder / "infra/__main__.py").resolve() == tmp_path / "second/infra/__main__.py"
+    assert sorted(path.name for path in (folder / "infra").iterdir()) == ["__main__.py", "review", "stacks"]
+    (folder / "infra" / "review").unlink()
+    (folder / "infra" / "review").mkdir()
+    with pytest.raises(UsageError, match="is in the way"):
+        local.copy_project(tmp_path / "second", folder)
+
+
 @pytest.mark.pulumi
 @pytest.mark.timeout(420)
 def test_up_by_pulumi_makes_the_endpoints_and_a_cut_of_one_is_a_finding(tmp_path: Path) -> None:
@@ -169,6 +262,8 @@ def test_up_by_pulumi_makes_the_endpoints_and_a_cut_of_one_is_a_finding(tmp_path
         ]
         found = json.loads(nightbatch(tmp_path, "doctor", "--json").stdout)
         assert (found["findings"], found["unread"]) == ([], [])
+        drift = nightbatch(tmp_path, "drift", "local", "--json", timeout_s=120)
+        assert (drift.returncode, json.loads(drift.stdout)["state"]) == (0, "clean"), drift.stderr
         # the emulator alone brings Pulumi's endpoints back
         assert nightbatch(tmp_path, "local", "down").returncode == 0
         again = nightbatch(tmp_path, "local", "up", "--json")
@@ -176,6 +271,7 @@ def test_up_by_pulumi_makes_the_endpoints_and_a_cut_of_one_is_a_finding(tmp_path
         assert nightbatch(tmp_path, "stop", "local").returncode == 0
         stopped = json.loads(nightbatch(tmp_path, "doctor", "--json").stdout)
         assert [finding["code"] for finding in stopped["findings"]] == ["stopped", "stopped"]
+        assert nightbatch(tmp_path, "drift", "local", timeout_s=120).returncode == 1
         # what the stack declares comes back with the next up
         assert nightbatch(tmp_path, "local", "up", "--pulumi", timeout_s=240).returncode == 0
         assert json.loads(nightbatch(tmp_path, "doctor", "--json").stdout)["findings"] == []

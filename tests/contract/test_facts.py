@@ -327,6 +327,28 @@ def test_a_stack_is_looked_for_in_its_file_first_and_in_pulumi_last(tmp_path: Pa
     assert len(pulumi.calls) == 1
 
 
+@pytest.mark.parametrize(
+    ("stack", "variable"),
+    [("prod", "RUNPOD_API_KEY_PROD"), ("eu-west.2", "RUNPOD_API_KEY_EU_WEST_2"), ("company/nightbatch/prod", "RUNPOD_API_KEY_PROD")],
+)
+def test_a_stack_of_another_account_has_a_key_of_its_own(stack: str, variable: str) -> None:
+    assert api_key_env(stack, {"RUNPOD_API_KEY": "k", variable: "own"}) == variable
+    assert api_key_env(stack, {"RUNPOD_API_KEY": "k", variable: ""}) == "RUNPOD_API_KEY"
+    assert api_key_env(stack, {"RUNPOD_API_KEY": "k", f"{variable}_2": "other"}) == "RUNPOD_API_KEY"
+    assert api_key_env("staging", {"RUNPOD_API_KEY": "k", variable: "own"}) == "RUNPOD_API_KEY"
+
+
+def test_a_stack_is_read_with_its_own_key_wherever_its_facts_are(tmp_path: Path) -> None:
+    environ = {**with_pulumi(tmp_path), "RUNPOD_API_KEY_PROD": "rp-of-prod"}
+    assert load_pulumi("prod", tmp_path, environ, run=Pulumi(encode(FACTS).decode())).secrets.api_key == "rp-of-prod"
+    assert load_stack("prod", environ=environ, facts_file=facts_file(tmp_path)).secrets.api_key == "rp-of-prod"
+    del environ["RUNPOD_API_KEY"]
+    assert load_stack("prod", environ=environ, facts_file=facts_file(tmp_path)).secrets.api_key == "rp-of-prod"
+    with pytest.raises(UsageError, match="RUNPOD_API_KEY_PROD holds a space") as caught:
+        load_stack("prod", environ={**environ, "RUNPOD_API_KEY_PROD": "rp of prod"}, facts_file=facts_file(tmp_path))
+    assert "rp of prod" not in str(caught.value)
+
+
 def test_a_command_is_run_without_a_terminal_and_killed_with_its_children_at_the_deadline(tmp_path: Path) -> None:
     env = dict(os.environ)
     ran = run_command((sys.executable, "-c", "import sys; print(sys.stdin.read(), 'out'); sys.exit(3)"), tmp_path, env, 30.0)

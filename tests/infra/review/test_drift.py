@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from contract.errors import UsageError
 from infra.review.drift import CHANGED_THERE, DELETED_THERE, NO_LONGER, NOT_DEPLOYED, Drift, differences, lines, look, record
 from infra.review.engine import EngineError, Project
+from infra.settings import Problem, SettingsError
 from tests.infra.review.digests import ENDPOINT_INPUTS, VOLUME_INPUTS, digest, state, step, urn, with_
 
 
@@ -120,5 +122,43 @@ def test_a_stack_that_cannot_be_compared_is_an_error_not_drift(tmp_path: Path) -
 
 
 def test_no_answer_of_the_engine_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no stack named"):
+    with pytest.raises(EngineError, match="the backend fell over"):
+        look(engine(tmp_path, None, 255, "error: the backend fell over"), "prod")
+
+
+def test_an_answer_of_another_form_is_not_called_clean(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"not of Pulumi's own form.*steps\[0\]"):
+        look(engine(tmp_path, {"steps": ["?"]}, 0), "prod")
+
+
+def test_a_stack_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"stack prod: Pulumi knows no stack of this name.*pulumi stack init prod") as caught:
         look(engine(tmp_path, None, 6, "error: no stack named"), "prod")
+    assert caught.value.exit_code == 2
+    with pytest.raises(UsageError, match="local up --pulumi makes it"):
+        look(engine(tmp_path, None, 6, "error: no stack named"), "local")
+
+
+SETTINGS = str(SettingsError("infra/stacks/Pulumi.prod.yaml", [Problem("a", "must be set"), Problem("b", "is no number")]))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (f"error: {SETTINGS}", "Pulumi.prod.yaml: 2 settings are not usable:.*a: must be set.*b: is no number"),
+        ("error: image-digest (mandatory): endpoint embed: not pinned. Pin it.", r"image-digest \(mandatory\): endpoint embed: not pinned"),
+        ("error: runpodv2: an API key is needed. Set RUNPOD_API_KEY, or apiKey of the provider.", "an API key is needed"),
+        ("error: passphrase must be set with PULUMI_CONFIG_PASSPHRASE", "passphrase must be set"),
+    ],
+)
+def test_what_the_user_can_mend_is_a_usage_error_with_the_settings_own_words(tmp_path: Path, message: str, said: str) -> None:
+    document = digest(diagnostics=[("error", message), ("error", "preview failed")])
+    with pytest.raises(UsageError, match=f"(?s){said}.*Drift was not looked at") as caught:
+        look(engine(tmp_path, document, 1), "prod")
+    assert caught.value.exit_code == 2
+
+
+def test_a_broken_rule_beside_a_runpod_that_fails_is_not_the_users_mistake(tmp_path: Path) -> None:
+    messages = [("error", "image-digest (mandatory): endpoint embed: not pinned"), ("error", "GET /v2/serverless/e: RunPod answered 500")]
+    with pytest.raises(EngineError):
+        look(engine(tmp_path, digest(diagnostics=messages), 1), "prod")
