@@ -6,14 +6,17 @@ computes in the same process over a bucket in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Protocol
 
 from contract.facts import Stack
 from contract.store import Store
 from pipelines.plan import PlannedRun, PlanRequest
-from pipelines.work import Finished, Following
+from pipelines.runs import load_run
+from pipelines.work import Buckets, Finished, Following, MakeLimits, Watch, buckets_of, finish, plan
 
 
 class Runner(Protocol):
@@ -51,4 +54,45 @@ class Runner(Protocol):
         ...
 
 
-Note = Callable[[str], None]
+class StackRunner:
+    """Runs on a real stack: RunPod's, or the emulator's. `live_limits`: as `pipelines.work` takes it."""
+
+    def __init__(self, stack: Stack, buckets: Buckets, watch: Watch, live_limits: MakeLimits | None = None) -> None:
+        self._stack = stack
+        self._buckets = buckets
+        self._watch = watch
+        self._live_limits = live_limits
+
+    @property
+    def stack(self) -> Stack:
+        return self._stack
+
+    @property
+    def store(self) -> Store:
+        return self._buckets.main
+
+    def bucket(self, name: str) -> Store:
+        return self._buckets.main if name == self._buckets.main.bucket else self._buckets.other(name)
+
+    def now(self) -> datetime:
+        return self._buckets.main.now()
+
+    def note(self, text: str) -> None:
+        self._watch.note(text)
+
+    async def plan(self, request: PlanRequest, *, dry_run: bool = False) -> PlannedRun:
+        return await plan(self._stack, request, self._watch, dry_run=dry_run)
+
+    async def complete(self, planned: PlannedRun, how: Following) -> Finished:
+        began = time.monotonic()
+        run = await load_run(self._buckets.main, planned.uri)
+        return await finish(
+            self._stack, run, self._buckets, how, self._watch, began=began, said=planned.notices, live_limits=self._live_limits
+        )
+
+
+@asynccontextmanager
+async def runner_of(stack: Stack, watch: Watch, live_limits: MakeLimits | None = None) -> AsyncIterator[Runner]:
+    """A stack's runner while this is open."""
+    async with buckets_of(stack) as buckets:
+        yield StackRunner(stack, buckets, watch, live_limits)
