@@ -321,6 +321,8 @@ class Emulator:
         for runner in (self._volumes_runner, self._runner):
             if runner is not None:
                 await runner.cleanup()
+        if hasattr(self, "account"):
+            await self.account.close()
         if hasattr(self, "webhooks"):
             await self.webhooks.close()
         if self.s3 is not None:

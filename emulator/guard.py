@@ -2,7 +2,7 @@
 
 May touch: the standard library only; it runs as `python -I -S guard.py …`, so that it starts in a few hundredths of a second.
 
-    guard.py LIFELINE_FD GRACE_S -- COMMAND [ARG …]
+    guard.py LIFELINE_FD GRACE_S [FILE …] -- COMMAND [ARG …]
 
 The lifeline is one end of a socket pair; the emulator holds the other end, and the kernel closes it however the emulator ends. What a
 container gives to its first process, the guard gives here:
@@ -10,7 +10,8 @@ container gives to its first process, the guard gives here:
 - when the lifeline closes, everything is killed at once (SIGKILL);
 - SIGTERM or SIGINT to the guard goes to the command alone, which has GRACE_S seconds; then everything is killed;
 - when the command ends, whatever it has left behind is killed, and the guard ends with its exit code (128 + signal, like a shell);
-- the command's temporary folder (TMPDIR) is its own and goes with it: SeaweedFS's logs, vLLM's sockets, a worker's spools.
+- the command's temporary folder (TMPDIR) is its own and goes with it: SeaweedFS's logs, vLLM's sockets, a worker's spools. So do the FILEs:
+  what it leaves elsewhere.
 "Everything" is the command's process group and, on Linux, every descendant: the guard is their subreaper, so even one that has left the
 group or lost its parent is found. If the guard itself is killed, the command gets SIGKILL from the kernel (Linux).
 """
@@ -100,11 +101,16 @@ def _kill_everything(group: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command until it, the lifeline or the grace ends."""
+    """Run the command until it, the lifeline or the grace ends. No FILE is called `--`: they are whole paths."""
     scratch = tempfile.mkdtemp(prefix="nightbatch-")  # short: vLLM makes sockets in it, and a socket's name has at most 107 bytes
     try:
         return _guard(arguments, {**os.environ, "TMPDIR": scratch})
     finally:
+        for path in arguments[2 : arguments.index("--")]:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # it was never made, or is gone already
         shutil.rmtree(scratch, ignore_errors=True)
 
 

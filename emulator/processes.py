@@ -29,9 +29,19 @@ class GuardedProcess:
         self._ended = asyncio.ensure_future(self._until_end())
 
     @classmethod
-    async def start(cls, command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, log: Path, grace_s: float) -> GuardedProcess:
-        """Start `command` with exactly `env`, its output appended to `log`. `grace_s`: real seconds from SIGTERM to SIGKILL."""
-        ours, guard = _launch(command, env, cwd, log, grace_s)
+    async def start(
+        cls,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        log: Path,
+        grace_s: float,
+        leaves: Sequence[Path] = (),
+    ) -> GuardedProcess:
+        """Start `command` with exactly `env`, its output appended to `log`. `grace_s`: real seconds from SIGTERM to SIGKILL. `leaves`:
+        files that it does not take away by itself; they go when it has ended, however it and we end."""
+        ours, guard = _launch(command, env, cwd, log, grace_s, leaves)
         try:
             line = await asyncio.get_running_loop().sock_recv(ours, 32)
         except BaseException:
@@ -70,13 +80,13 @@ class GuardedProcess:
 
 
 def _launch(
-    command: Sequence[str], env: Mapping[str, str], cwd: Path | None, log: Path, grace_s: float
+    command: Sequence[str], env: Mapping[str, str], cwd: Path | None, log: Path, grace_s: float, leaves: Sequence[Path]
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the guard; our end of its lifeline, and its process. A fork and an exec: milliseconds, so the event loop may wait for it."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     log.parent.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), str(grace_s), "--", *command]
+    argv = [sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), str(grace_s), *map(str, leaves), "--", *command]
     try:
         with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
             guard = subprocess.Popen(

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import aiohttp
 from yarl import URL
@@ -127,14 +127,21 @@ class SeaweedS3:
         weed = find_weed()
         data = self._directory / "data"
         data.mkdir(parents=True, exist_ok=True)
-        _remove_sockets(self._preferred)  # of a server that was killed
         identities = self._directory / "identities.json"
         write_private(identities, json.dumps(self._identities()).encode())
         for attempt in (1, 2, 3):
             # between the probe and the bind somebody else may take a port: then other ports are tried
             self.ports = tuple(free_ports(len(_SERVICES), self._preferred if attempt == 1 else ()))
+            leaves = _sockets(self._directory, self.ports)
+            for path in leaves:
+                path.unlink(missing_ok=True)  # of a server that was killed together with its guard: nobody listens at these ports
             self._process = await GuardedProcess.start(
-                self._command(weed, data, identities), env=self._environment(), cwd=self._directory, log=self.log_path, grace_s=STOP_GRACE_S
+                self._command(weed, data, identities),
+                env=self._environment(),
+                cwd=self._directory,
+                log=self.log_path,
+                grace_s=STOP_GRACE_S,
+                leaves=leaves,
             )
             if await self._answers():
                 await self._make_bucket()
@@ -154,16 +161,19 @@ class SeaweedS3:
             await asyncio.sleep(0.02)
 
     async def drop_bucket(self, name: str) -> None:
-        """A bucket and all that is in it. One that does not exist is as good."""
+        """A bucket and all that is in it, however long that takes as long as it becomes less. One that does not exist is as good."""
         until = time.monotonic() + START_TIMEOUT_S
-        while (found := await self._call("GET", f"/{name}", query="list-type=2&max-keys=1000")) is None or found[0] == 200:
+        # a key may hold what XML cannot, so it is asked for percent-encoded
+        query = "encoding-type=url&list-type=2&max-keys=1000"
+        while (found := await self._call("GET", f"/{name}", query=query)) is None or found[0] == 200:
             keys = [] if found is None else re.findall(r"<Key>([^<]*)</Key>", found[1].decode(errors="replace"))
-            for key in keys:
-                await self._signed("DELETE", f"/{name}/{quote(html.unescape(key), safe='/-_.~')}")
-            status = None if keys else await self._signed("DELETE", f"/{name}")
+            gone = [status for key in keys if (status := await self._signed("DELETE", f"/{name}/{_as_path(key)}")) in (200, 204)]
+            if gone:
+                until = time.monotonic() + START_TIMEOUT_S
+            status = None if keys or found is None else await self._signed("DELETE", f"/{name}")
             if status in (200, 204, 404):
                 return
-            if status is not None or found is None:
+            if not gone:
                 await asyncio.sleep(0.02)
             if time.monotonic() > until:
                 raise EmulatorError(f"The bucket {name} could not be deleted (status {status}).", where=str(self.log_path))
@@ -178,7 +188,6 @@ class SeaweedS3:
         if process is not None:
             process.terminate()
             await process.wait()
-            _remove_sockets(self.ports)
 
     def _config(self, keys: KeyPair) -> S3Config:
         return S3Config(accessId=keys.access, accessSecret=keys.secret, bucketName=self.bucket, endpointUrl=self.endpoint_url)
@@ -281,17 +290,26 @@ def signature(
     lines = [f"{name}:{' '.join(headers.get(name, '').split())}" for name in names.split(";")]
     request = "\n".join([method, path, query, *lines, "", names, payload])
     text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(request.encode()).hexdigest()])
+    return hmac.new(signing_key(secret, scope), text.encode(), hashlib.sha256).hexdigest()
+
+
+def signing_key(secret: str, scope: str) -> bytes:
+    """Of AWS Signature 4, for one day, region and service."""
     key = b"AWS4" + secret.encode()
     for part in scope.split("/"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    return key
 
 
-def _remove_sockets(ports: tuple[int, ...]) -> None:
-    """weed leaves its gRPC sockets behind, in the one directory that it knows for them."""
-    for port in ports:
-        for service in _SERVICES:
-            Path(f"/tmp/seaweedfs-{service}-grpc-{port + _GRPC_OFFSET}.sock").unlink(missing_ok=True)
+def _as_path(key: str) -> str:
+    """A key as a listing with encoding-type=url has it, as it stands in a path."""
+    return quote(unquote_to_bytes(html.unescape(key).replace("+", " ")), safe="/-_.~")
+
+
+def _sockets(directory: Path, ports: tuple[int, ...]) -> list[Path]:
+    """What weed leaves behind: sockets where it is told to make them, and those of gRPC in the one directory that it knows for them."""
+    grpc = [Path(f"/tmp/seaweedfs-{service}-grpc-{port + _GRPC_OFFSET}.sock") for service, port in zip(_SERVICES, ports, strict=True)]
+    return [directory / "filer.sock", directory / "s3.sock", *grpc]
 
 
 def _tail(path: Path, lines: int = 8) -> str:

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from contract.errors import UsageError
+from contract.errors import NightbatchError, UsageError
 from emulator.clock import Clock
 from emulator.config import EmulatorConfig, EndpointConfig, ImageConfig
 from emulator.control import bodies, endpoints, rules, views
@@ -119,6 +119,7 @@ class Account:
         self.stock: dict[str, Stock] = dict(config.stock)
         self.notices: deque[Notice] = deque(maxlen=100)
         self._tables = _Tables()
+        self._at_work: set[asyncio.Task[None]] = set()
 
     # --- start, time, and what the emulator's own side does -------------------------------------------------------
 
@@ -305,11 +306,24 @@ class Account:
         tier = given.get("type", center.tiers[0])
         if tier not in center.tiers:
             raise conflict(f"data center {center.id} has no {tier} volumes")
-        record = VolumeRecord(id=self._fresh_id(short=True), name=given["name"], size=given["size"], data_center=center.id, type=tier)
+        record = VolumeRecord(
+            id=self._fresh_id(short=True),
+            name=given["name"],
+            size=given["size"],
+            data_center=center.id,
+            type=tier,
+            created_at=self._clock.time(),
+        )
         self._save(record)
-        # a client that hangs up has its volume all the same, as it would have with RunPod
-        await asyncio.shield(self._plane.make_bucket(record.id))
+        await self._in_full(self._make_bucket(record))
         return views.volume(record)
+
+    async def _make_bucket(self, record: VolumeRecord) -> None:
+        try:
+            await self._plane.make_bucket(record.id)
+        except NightbatchError:
+            self._forget(record)  # its client is told that there is none
+            raise
 
     def update_volume(self, volume: str, body: Any) -> dict[str, Any]:
         record = self._find(self._tables.volume, volume)
@@ -326,8 +340,32 @@ class Account:
         users = [endpoint.id for endpoint in self._tables.endpoint.values() if record.id in endpoint.network_volumes]
         if users:
             raise conflict(f"network volume is attached to serverless endpoint {users[0]!r}")
-        self._forget(record)
-        await asyncio.shield(self._plane.drop_bucket(record.id))
+        del self._tables.volume[record.id]
+        await self._in_full(self._drop_bucket(record))
+
+    async def _drop_bucket(self, record: VolumeRecord) -> None:
+        """What is kept of a volume goes last: one that was half empty when the emulator was killed is there, and can be deleted again."""
+        try:
+            await self._plane.drop_bucket(record.id)
+        except NightbatchError:
+            self._tables.volume[record.id] = record
+            raise
+        self._keeper.record_deleted(record)
+
+    async def _in_full(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for it. It goes on when the client hangs up, as it would with RunPod; `close` ends it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear of it
+        await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """End what is under way. A bucket that is being emptied stays a volume's."""
+        tasks = list(self._at_work)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- registries -----------------------------------------------------------------------------------------------
 

@@ -122,6 +122,8 @@ class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     data_center: str
     type: str
+    created_at: float = 0.0
+    """0: it was made by an earlier version."""
 
 
 class RegistryRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,8 @@ from emulator.state import State
 
 WORDS: Final = ("serverless", "templates", "network-volumes", "registries", "catalog", "billing")
 """First segments of REST v2's paths; no endpoint of the data plane can have such an id."""
+BODY_LIMIT: Final = 4 << 20
+"""Bytes; what RunPod's limit is, it does not say."""
 LOG_LOOK_S: Final = 0.2
 """Real seconds between two looks at a log that is followed."""
 LOG_COMMENT_S: Final = 15.0
@@ -57,7 +59,11 @@ class Call:
 
     async def json(self) -> Any:
         """The decoded body. Raises Problem 400 if it is not JSON."""
-        body = await self.request.read()
+        body = bytearray()
+        async for piece in self.request.content.iter_any():
+            body += piece
+            if len(body) > BODY_LIMIT:
+                raise Problem(413, f"request body is larger than {BODY_LIMIT} bytes")
         try:
             body.decode()
             return msgspec.json.decode(body)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import boto3
+from botocore.config import Config
 
 from emulator import Emulator, EmulatorConfig, EndpointConfig, FastClock, ImageConfig, Script
 from emulator.clock import Clock
@@ -31,6 +33,21 @@ def settings(emulator: Emulator, endpoint_id: str) -> EndpointConfig:
     fleet = emulator.fleet(endpoint_id)
     assert fleet is not None
     return fleet.endpoint
+
+
+def volumes_client(emulator: Emulator, **settings: Any) -> Any:
+    """boto3 for the emulator's network volumes, which tries once."""
+    keys = emulator.s3
+    assert keys is not None
+    config = Config(signature_version="s3v4", retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, **settings)
+    return boto3.client(
+        "s3",
+        endpoint_url=emulator.volumes_url,
+        aws_access_key_id=keys.worker_config.accessId,
+        aws_secret_access_key=keys.worker_config.accessSecret,
+        region_name="EU-RO-1",
+        config=config,
+    )
 
 
 @dataclass

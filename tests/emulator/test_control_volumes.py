@@ -18,23 +18,10 @@ from botocore.exceptions import ClientError
 from emulator import Action, Emulator, EmulatorConfig, ImageConfig
 from emulator.s3 import sign_headers
 from tests.emulator.control_kit import Rest
+from tests.emulator.control_kit import volumes_client as client
 
 LIMIT = 500_000_000
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def client(emulator: Emulator, **settings: Any) -> Any:
-    keys = emulator.s3
-    assert keys is not None
-    config = Config(signature_version="s3v4", retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, **settings)
-    return boto3.client(
-        "s3",
-        endpoint_url=emulator.volumes_url,
-        aws_access_key_id=keys.worker_config.accessId,
-        aws_secret_access_key=keys.worker_config.accessSecret,
-        region_name="EU-RO-1",
-        config=config,
-    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -127,28 +114,6 @@ async def test_a_single_put_of_500_mb_is_refused_before_it_is_sent(house: tuple[
     assert answer.split()[1] == ("100" if allowed else "400")
     writer.close()
     await writer.wait_closed()
-
-
-@pytest.mark.parametrize("kind", ["STREAMING-UNSIGNED-PAYLOAD-TRAILER", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"])
-async def test_a_body_in_signed_chunks_arrives_whole(house: tuple[Emulator, Rest, str], kind: str) -> None:
-    emulator, rest, volume = house
-    assert emulator.s3 is not None
-    pieces = [b"a" * 70_000, b"b\r\n0\r\n"]
-    mark = b"" if "UNSIGNED" in kind else b";chunk-signature=" + b"0" * 64
-    trailer = b"x-amz-checksum-crc32:AAAAAA==\r\n" if "UNSIGNED" in kind else b""
-    chunked = b"".join(b"%x%s\r\n%s\r\n" % (len(piece), mark, piece) for piece in (*pieces, b"")).removesuffix(b"\r\n") + trailer + b"\r\n"
-    headers = {
-        "host": str(emulator.volumes_url).partition("://")[2],
-        "content-encoding": "aws-chunked",
-        "x-amz-decoded-content-length": str(sum(map(len, pieces))),
-    }
-    now = datetime.datetime.now(datetime.UTC)
-    signed = sign_headers("PUT", f"/{volume}/chunks", "", headers, kind, emulator.s3.worker_keys, now)
-    async with rest.session.put(f"{emulator.volumes_url}/{volume}/chunks", headers=signed, data=chunked) as answer:
-        assert answer.status == 200, await answer.text()
-    found = await asyncio.to_thread(client(emulator).get_object, Bucket=volume, Key="chunks")
-    assert await asyncio.to_thread(found["Body"].read) == b"".join(pieces)
-    assert "ContentEncoding" not in found
 
 
 async def test_empty_objects_are_objects(house: tuple[Emulator, Rest, str]) -> None:
