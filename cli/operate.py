@@ -23,7 +23,7 @@ from cli.output import emit, say
 from cli.policy import program, session
 from cli.work import LOCAL, Where, find_stack, parse_span, run_async
 from contract.errors import ContractError, InfrastructureError, NightbatchError, UsageError
-from contract.facts import Stack, check_url, load_stack, state_dir
+from contract.facts import OUTPUT, Stack, check_url, load_stack, state_dir
 from contract.keys import RunUri
 from contract.models import JournalEntry, S3Config, decode
 from contract.protocol import MAX_TTL_S
@@ -192,11 +192,12 @@ def stop(where: Where) -> int:
         session.resume = f"{program()} stop {stack.facts.stack}"
         facts, path = stack.facts, stop_path(state_dir(), stack.facts.stack)
         problems: list[str] = []
-        endpoints = {endpoint.id: endpoint.name for endpoint in facts.endpoints}
+        endpoints = {endpoint.id: endpoint.name for endpoint in facts.everything}
         async with runpod(stack) as (rest, _):
             cuts, unkept = await cut_all(rest, facts.stack, endpoints, path=path, at=datetime.now(UTC))
             try:
-                more = await balanced(rest, facts.stack, others=project_stacks())
+                found = await balanced(rest, facts.stack, others=project_stacks())
+                more = {one: name for one, name in found.items() if one not in endpoints}
                 if more:
                     more_cuts, unkept = await cut_all(rest, facts.stack, more, path=path, at=datetime.now(UTC))
                     cuts += more_cuts
@@ -302,7 +303,7 @@ def start(where: Where) -> int:
         session.resume = f"{program()} start {stack.facts.stack}"
         facts = stack.facts
         async with runpod(stack) as (rest, _plane):
-            names = {endpoint.id: endpoint.name for endpoint in facts.endpoints}
+            names = {endpoint.id: endpoint.name for endpoint in facts.everything}
             return facts.stack, await give_back(rest, facts.stack, names, path=stop_path(state_dir(), facts.stack))
 
     name, done = run_async(main)
@@ -371,8 +372,9 @@ def known_stacks(facts: Path | None = None, environ: Mapping[str, str] = os.envi
     file = facts or (Path(environ["NIGHTBATCH_FACTS"]) if environ.get("NIGHTBATCH_FACTS") else None)
     if file is not None:
         try:
-            names.append(str(msgspec.json.decode(file.read_bytes())["stack"]))
-        except (OSError, msgspec.DecodeError, KeyError, TypeError):
+            raw = msgspec.json.decode(file.read_bytes())
+            names.append(str((raw.get(OUTPUT) or raw)["stack"]))
+        except (OSError, msgspec.DecodeError, RecursionError, AttributeError, KeyError, TypeError):
             raise UsageError("is no facts file.", where=str(file), fix="See docs/stacks.md.") from None
         return names
     from emulator import local
@@ -406,7 +408,8 @@ async def stack_now(name: str, facts: Path | None, oldest: datetime | None) -> S
         stack = await asyncio.to_thread(load_stack, name, environ=environ, facts_file=facts)
         session.hide(stack.secrets.values)
         async with runpod(stack) as (rest, plane):
-            return await observe_fleet(name, stack.facts.endpoints, rest=rest, plane=plane, now=datetime.now(UTC), oldest=oldest)
+            known, now = stack.facts, datetime.now(UTC)
+            return await observe_fleet(name, known.endpoints, rest=rest, plane=plane, now=now, balanced=known.balanced, oldest=oldest)
     except UsageError as error:
         return StackNow(name, unknown=str(error))
     except NightbatchError as error:

@@ -72,13 +72,20 @@ class StoreFacts(Model, frozen=True, kw_only=True):
 
 
 class StackFacts(Model, frozen=True, kw_only=True):
-    """A stack as the pipeline sees it. Holds no secret."""
+    """A stack as the pipeline sees it. Holds no secret. `endpoints` are the queue endpoints, which runs use; `balanced` the load-balancing
+    ones, which no run uses: doctor, status and stop look after them (they have no tasks, and what is said of jobs means nothing there)."""
 
     version: int = VERSION
     stack: str
     api_url: str = API_URL
     store: StoreFacts
     endpoints: tuple[EndpointFacts, ...]
+    balanced: tuple[EndpointFacts, ...] = ()
+
+    @property
+    def everything(self) -> tuple[EndpointFacts, ...]:
+        """All endpoints that cost something."""
+        return self.endpoints + self.balanced
 
     def endpoint_for(self, model: str, task: TaskKind) -> EndpointFacts:
         """The endpoint that serves `model` (by endpoint name or by model) for `task`. Raises UsageError that lists what there is."""
@@ -175,7 +182,8 @@ def _as_declared(live: StackFacts, folder: Path) -> StackFacts:
         return live
     facts: StackFacts = decode(path.read_bytes(), StackFacts, where=str(path))
     declared = {endpoint.id: endpoint for endpoint in facts.endpoints}
-    return msgspec.structs.replace(live, endpoints=tuple(declared.get(endpoint.id, endpoint) for endpoint in live.endpoints))
+    endpoints = tuple(declared.get(endpoint.id, endpoint) for endpoint in live.endpoints)
+    return msgspec.structs.replace(live, endpoints=endpoints, balanced=facts.balanced)
 
 
 def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack:
@@ -190,7 +198,7 @@ def load_file(name: str, path: Path | None, environ: Mapping[str, str]) -> Stack
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot be read ({error.strerror}).", where=str(path)) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"not JSON ({error}).", where=str(path)) from None
     if isinstance(raw, dict) and isinstance(raw.get(OUTPUT), dict):
         raw = raw[OUTPUT]

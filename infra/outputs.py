@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from contract.facts import EndpointFacts, StackFacts, StoreFacts
-from infra.settings import EndpointSettings, Prices, Settings
+from infra.settings import ENDPOINT_TYPES, EndpointSettings, Prices, Settings
 
 NO_TIMEOUT_S = 604_800.0
 """What plans count on where an endpoint has no execution timeout: RunPod's longest, 7 days."""
@@ -32,29 +32,31 @@ class Made:
 
 
 def facts(settings: Settings, prices: Prices, endpoints: Mapping[str, Made], volume_ids: Mapping[str, str]) -> dict[str, Any]:
-    """StackFacts of the queue endpoints, as JSON values. `endpoints`, `volume_ids`: by name. Endpoints whose price is not known are priced
-    0 (a rule refuses them unless the stack's levels say otherwise)."""
+    """StackFacts, as JSON values. `endpoints`, `volume_ids`: by name. Endpoints whose price is not known are priced 0 (a rule refuses them
+    unless the stack's levels say otherwise)."""
+    of = {kind: tuple(one for one in settings.endpoints if one.type == kind) for kind in ENDPOINT_TYPES}
     found = StackFacts(
         stack=settings.stack,
         api_url=settings.api_url,
         store=store(settings, volume_ids),
-        endpoints=tuple(
-            endpoint_facts(endpoint, prices, endpoints[endpoint.name].id) for endpoint in settings.endpoints if endpoint.type == "QUEUE"
-        ),
+        endpoints=tuple(endpoint_facts(one, prices, endpoints[one.name].id) for one in of["QUEUE"]),
+        balanced=tuple(endpoint_facts(one, prices, endpoints[one.name].id) for one in of["LOAD_BALANCER"]),
     )
     built: dict[str, Any] = msgspec.to_builtins(found)
+    if not found.balanced:
+        del built["balanced"]  # who reads facts with an earlier version does not know the field
     return built
 
 
 def endpoint_facts(endpoint: EndpointSettings, prices: Prices, endpoint_id: str) -> EndpointFacts:
-    """One queue endpoint as plans see it. Its price and pool are those of the dearest of its pools, because a budget must hold whichever
-    card RunPod gives."""
+    """One endpoint as plans, and those who look after it, see it. Its price and pool are those of the dearest of its pools, because a
+    budget must hold whichever card RunPod gives."""
     price = prices.of_worker(endpoint.gpu) or 0.0
     return EndpointFacts(
         name=endpoint.name,
         id=endpoint_id,
         model=endpoint.model or endpoint.name,
-        tasks=endpoint.tasks,
+        tasks=endpoint.tasks if endpoint.type == "QUEUE" else (),
         gpu=max(endpoint.gpu.pools, key=lambda pool: prices.usd_per_hour.get(pool, 0.0)),
         gpu_count=endpoint.gpu.count,
         usd_per_second=round(price / 3600, 9),

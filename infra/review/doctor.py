@@ -85,7 +85,7 @@ def examine(seen: Observed) -> Report:
     """Every check over every part that was read. Pure, and the same for the same snapshot."""
     found: list[Finding] = []
     for endpoint in seen.endpoints:
-        for check in ENDPOINT_CHECKS:
+        for check in BALANCED_CHECKS if endpoint.balanced else ENDPOINT_CHECKS:
             found += check(seen, endpoint)
     for stack_check in STACK_CHECKS:
         found += stack_check(seen)
@@ -105,7 +105,8 @@ def check_there(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
             _named(at),
             f"RunPod knows no endpoint {at.declared.id}.",
             "It was deleted by hand, or this API key belongs to another account.",
-            f"pulumi up --stack {seen.facts.stack} --refresh makes it again, with a new id; runs planned for the old id stay with it.",
+            f"pulumi up --stack {seen.facts.stack} --refresh makes it again, with a new id"
+            + (" and URL." if at.balanced else "; runs planned for the old id stay with it."),
         )
 
 
@@ -216,7 +217,8 @@ def check_outdated(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
         "After a change RunPod replaces idle workers at once and busy ones when their job ends; until then two images answer."
         if only_busy or at.rolling
         else "RunPod should have replaced them when the endpoint was changed.",
-        "Wait for their jobs; a run that meets two images pauses and says so. For a clean cut set the endpoint's rollout to strict.",
+        "Wait until their work is done; a run that meets two images pauses and says so. For a clean cut set the endpoint's rollout to "
+        "strict.",
     )
 
 
@@ -340,6 +342,8 @@ def check_settings(seen: Observed, at: EndpointSeen) -> Iterator[Finding]:
         return
     live, want = at.live, at.declared
     differ = []
+    if live.type != (kind := "LOAD_BALANCER" if at.balanced else "QUEUE"):
+        differ.append(f"type is {live.type}, declared {kind}")
     if live.scaler and live.scaler != want.scaler:
         differ.append(f"scaler is {live.scaler}, declared {want.scaler}")
     elif live.scaler_value is not None and abs(live.scaler_value - want.scaler_value) > 1e-9:
@@ -547,6 +551,19 @@ ENDPOINT_CHECKS: Final[tuple[Callable[[Observed, EndpointSeen], Iterable[Finding
     check_timed_out,
     check_cached_model,
 )
+BALANCED_CHECKS: Final = (
+    check_there,
+    check_workers_max,
+    check_unhealthy,
+    check_throttled,
+    check_stock,
+    check_init,
+    check_outdated,
+    check_image,
+    check_settings,
+    check_cached_model,
+)
+"""Of a load-balancing endpoint: it has no queue, and no jobs with times and timeouts."""
 
 
 # --- the whole stack -----------------------------------------------------------------------------------------------------------------
@@ -779,7 +796,7 @@ def _facts(seen: Observed) -> Iterator[str]:
 
 
 def _named(at: EndpointSeen) -> str:
-    return f"endpoint {at.declared.name} ({at.declared.id})"
+    return f"{'load-balancing ' if at.balanced else ''}endpoint {at.declared.name} ({at.declared.id})"
 
 
 def _workers(count: int) -> str:

@@ -22,7 +22,7 @@ BILLED: Final = ("RUNNING", "IDLE")
 
 @dataclass(frozen=True)
 class EndpointNow:
-    """One endpoint now; None: not told. `usd_per_hour`: of the workers that are up."""
+    """One endpoint now; None: not told. `usd_per_hour`: of the workers that are up. `balanced`: a load-balancing one, without a queue."""
 
     name: str
     id: str
@@ -34,6 +34,7 @@ class EndpointNow:
     usd_per_hour: float | None = None
     queued: int | None = None
     in_progress: int | None = None
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,19 @@ async def observe_fleet(
     rest: Rest,
     plane: DataPlane,
     now: datetime,
+    balanced: Sequence[EndpointFacts] = (),
     oldest: datetime | None = None,
     deadline_s: float = 15.0,
 ) -> StackNow:
-    """One stack. Never raises because RunPod or the network fails."""
+    """One stack, its queue endpoints and its load-balancing ones. Never raises because RunPod or the network fails."""
     group = Gathering(deadline_s)
     nothing: Mapping[str, LiveEndpoint] | None = None
     listed, found = await asyncio.gather(
         group.part("settings", lambda: listed_endpoints(rest), nothing),
-        asyncio.gather(*(_endpoint(group, rest, plane, endpoint, now) for endpoint in endpoints)),
+        asyncio.gather(
+            *(_endpoint(group, rest, plane, endpoint, now) for endpoint in endpoints),
+            *(_endpoint(group, rest, None, endpoint, now) for endpoint in balanced),
+        ),
     )
     if listed is not None:
         found = [_placed(one, listed.get(one.id)) for one in found]
@@ -85,13 +90,15 @@ def _placed(one: EndpointNow, live: LiveEndpoint | None) -> EndpointNow:
     return replace(one, gone=True, usd_per_hour=0.0) if live is None else replace(one, workers_max=live.workers_max)
 
 
-async def _endpoint(group: Gathering, rest: Rest, plane: DataPlane, declared: EndpointFacts, now: datetime) -> EndpointNow:
+async def _endpoint(group: Gathering, rest: Rest, plane: DataPlane | None, declared: EndpointFacts, now: datetime) -> EndpointNow:
     nobody: tuple[WorkerSeen, ...] | None = None
 
     async def workers() -> tuple[WorkerSeen, ...] | None:
         return workers_of(await rest.list_workers(declared.id), now)[1]
 
     async def gauge() -> tuple[int, int] | None:
+        if plane is None:
+            return None
         health = await plane.health(declared.id)
         return health.in_queue, health.in_progress
 
@@ -114,6 +121,7 @@ async def _endpoint(group: Gathering, rest: Rest, plane: DataPlane, declared: En
         usd_per_hour=usd,
         queued=None if queue is None else queue[0],
         in_progress=None if queue is None else queue[1],
+        balanced=plane is None,
     )
 
 
@@ -134,9 +142,10 @@ def fleet_lines(stacks: Sequence[StackNow]) -> list[str]:
                 continue
             workers = "unknown" if one.workers is None else ", ".join(f"{n} {s}" for s, n in sorted(one.workers.items())) or "none"
             cut = f" (declared {one.declared_max})" if one.workers_max is not None and one.workers_max != one.declared_max else ""
+            queue = "load-balancing" if one.balanced else f"{_told(one.queued)} queued, {_told(one.in_progress)} running"
             lines.append(
-                f"  {one.name:<{width}}  workers {workers}, max {_told(one.workers_max)}{cut}; {_told(one.queued)} queued, "
-                f"{_told(one.in_progress)} running; {'unknown' if one.usd_per_hour is None else f'${one.usd_per_hour:.2f}'}/hour"
+                f"  {one.name:<{width}}  workers {workers}, max {_told(one.workers_max)}{cut}; {queue}; "
+                f"{'unknown' if one.usd_per_hour is None else f'${one.usd_per_hour:.2f}'}/hour"
             )
         lines += [f"  unread: {text}" for text in stack.unread]
     return lines
@@ -159,6 +168,7 @@ def fleet_record(stacks: Sequence[StackNow]) -> dict[str, Any]:
                     {
                         "name": one.name,
                         "id": one.id,
+                        "type": "LOAD_BALANCER" if one.balanced else "QUEUE",
                         "gone": one.gone,
                         "workers": None if one.workers is None else dict(one.workers),
                         "workers_max": one.workers_max,

@@ -224,7 +224,8 @@ async def observe(
         listed, endpoints, stock, probes, volumes, webhook = await asyncio.gather(
             listing,
             asyncio.gather(
-                *(observe_endpoint(group, rest, plane, one, asked.jobs.get(one.id, ()), now, listing) for one in facts.endpoints)
+                *(observe_endpoint(group, rest, plane, one, asked.jobs.get(one.id, ()), now, listing) for one in facts.endpoints),
+                *(observe_endpoint(group, rest, None, one, (), now, listing) for one in facts.balanced),
             ),
             group.part("catalog", lambda: _stock(rest), None),
             asyncio.gather(*(_probed(group, keys, store, prefix) for keys, store in stores.items())),
@@ -257,14 +258,15 @@ async def observe(
 async def observe_endpoint(
     group: Gathering,
     rest: Rest,
-    plane: DataPlane,
+    plane: DataPlane | None,
     declared: EndpointFacts,
     jobs: Sequence[JobRef],
     now: datetime,
     listing: asyncio.Task[Mapping[str, LiveEndpoint] | None],
 ) -> EndpointSeen:
-    """One endpoint from all sides; its settings are those of the account's list, or asked for where that could not be read."""
-    where, none = f"endpoint {declared.name}", EndpointSeen(declared)
+    """One endpoint from all sides; its settings are those of the account's list, or asked for where that could not be read. `plane` None:
+    it is a load-balancing one, of which the data plane knows no queue."""
+    where, none = f"endpoint {declared.name}", EndpointSeen(declared, balanced=plane is None)
 
     async def ask() -> tuple[bool, LiveEndpoint | None]:
         try:
@@ -291,6 +293,7 @@ async def observe_endpoint(
             return False
 
     async def job(ref: JobRef) -> JobSeen:
+        assert plane is not None
         known: dict[str, Any] = {"sent_at": ref.sent_at, "ttl_s": ref.ttl_s, "known": ref.known}
         return job_of(ref.id, await plane.job(declared.id, ref.id), **known)
 
@@ -303,7 +306,7 @@ async def observe_endpoint(
     no_jobs: tuple[JobSeen, ...] = ()
 
     async def health() -> Health | None:
-        return await plane.health(declared.id)
+        return None if plane is None else await plane.health(declared.id)
 
     (gone, found), (version, listed), gauge, seen_jobs = await asyncio.gather(
         settings(),

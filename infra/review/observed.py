@@ -90,9 +90,11 @@ class JobSeen:
 
 @dataclass(frozen=True)
 class EndpointSeen:
-    """One endpoint of the stack: what was declared, and what is. None: it was not told; `observed.unread` says why."""
+    """One endpoint of the stack: what was declared, and what is. None: it was not told; `observed.unread` says why. `balanced`: it is a
+    load-balancing one, which has no queue and no jobs."""
 
     declared: EndpointFacts
+    balanced: bool = False
     gone: bool = False
     live: LiveEndpoint | None = None
     version: int | None = None

@@ -73,8 +73,8 @@ def forget(path: Path, stack: str, up: Collection[str]) -> None:
 
 
 async def balanced(rest: Rest, stack: str, *, project: str = PROJECT, others: Collection[str] = ()) -> dict[str, str]:
-    """Load-balancing endpoints of a stack, id -> name: facts tell of queue endpoints alone, so they are found by the name that the program
-    gives them. `others`: further stacks of the project, whose names may begin with this one's."""
+    """Load-balancing endpoints of a stack, id -> name, by the name that the program gives them: facts that an earlier version wrote do not
+    tell of them. `others`: further stacks of the project, whose names may begin with this one's."""
     longer = tuple(f"{project}-{other}-" for other in others if other != stack and other.startswith(f"{stack}-"))
     found = {}
     for answer in await rest.list_endpoints():

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from cli import operate
+from cli.infra import project_of
 from cli.policy import begin
 from cli.work import Where
-from contract.errors import UsageError
+from contract.errors import InfrastructureError, UsageError
 from contract.keys import RunUri
 from contract.memory import MemoryStore
 from contract.models import JournalEntry, encode
+from infra.review import engine
 from pipelines.runs import RunListing
 from tests.contract.world import make_plan
 
@@ -135,6 +137,29 @@ async def test_what_asks_runpod_alone_needs_no_s3_keys(tmp_path: Path) -> None:
     assert whole.secrets.s3.accessId == "the-access-key"
 
 
+async def test_a_stack_of_another_account_is_asked_with_its_own_key(tmp_path: Path) -> None:
+    begin(json_output=False)
+    environ = {"NIGHTBATCH_FACTS": str(facts_file(tmp_path)), "RUNPOD_API_KEY": "rpa_the_key", "RUNPOD_API_KEY_PROD": "rpa_of_prod"}
+    stack, _ = await operate.stack_without_s3(Where("prod"), environ)
+    assert stack.secrets.api_key == "rpa_of_prod"
+
+
+def test_the_program_of_a_stack_of_another_account_gets_that_accounts_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "pulumi_env", lambda environ: dict(environ))
+    (tmp_path / "Pulumi.yaml").write_text("name: nightbatch\n")
+    environ = {"NIGHTBATCH_PROJECT": str(tmp_path), "NIGHTBATCH_HOME": str(tmp_path), "RUNPOD_API_KEY": "one", "RUNPOD_API_KEY_PROD": "two"}
+    assert {stack: project_of(stack, environ).env["RUNPOD_API_KEY"] for stack in ("dev", "prod", "local")} == {
+        "dev": "one", "prod": "two", "local": "one"
+    }  # fmt: skip
+    del environ["RUNPOD_API_KEY"]
+    assert "RUNPOD_API_KEY" not in project_of("dev", environ).env
+    # a local stack that Pulumi made is found beside its state, whatever the environment says
+    (tmp_path / "local/pulumi").mkdir(parents=True)
+    monkeypatch.setattr(engine, "find_cli", lambda environ: tmp_path)
+    with pytest.raises(InfrastructureError, match="the local emulator is not running"):
+        project_of("local", environ)
+
+
 # --- stacks --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -147,8 +172,13 @@ def test_known_stacks_are_those_of_the_stack_files_unless_a_facts_file_is_named(
     environ = {"NIGHTBATCH_PROJECT": str(project), "NIGHTBATCH_HOME": str(tmp_path)}
     assert operate.known_stacks(environ=environ) == ["dev", "prod"]  # the local one is not up
     assert operate.known_stacks(facts_file(tmp_path), environ) == ["prod"]
-    with pytest.raises(UsageError, match="no facts file"):
-        operate.known_stacks(project / "Pulumi.yaml", environ)
+    exported = tmp_path / "outputs.json"
+    exported.write_text(json.dumps({"facts": json.loads(facts_file(tmp_path).read_text()), "endpoints": {}}))
+    assert operate.known_stacks(exported, environ) == ["prod"]
+    for text in ("name: nightbatch", "[]", "5", "{}", '{"facts": 5}', "[" * 100_000):
+        (tmp_path / "odd").write_text(text)
+        with pytest.raises(UsageError, match="no facts file"):
+            operate.known_stacks(tmp_path / "odd", environ)
 
 
 @pytest.mark.slow

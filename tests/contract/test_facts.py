@@ -21,6 +21,7 @@ from contract.facts import (
     Ran,
     StackFacts,
     StoreFacts,
+    api_key_env,
     load_emulator,
     load_pulumi,
     load_stack,

@@ -25,11 +25,19 @@ def test_facts_are_exactly_the_contracts() -> None:
     built = outputs.facts(settings, prices(settings), MADE, {})
     facts = msgspec.json.decode(json.dumps(built), type=StackFacts)
     assert (facts.stack, facts.api_url, facts.store.bucket, facts.store.prefix) == ("prod", API_URL, "batches", "nb")
-    (found,) = facts.endpoints  # a load-balancing endpoint takes no jobs
+    (found,), (web,) = facts.endpoints, facts.balanced  # a load-balancing endpoint takes no jobs
+    assert (web.name, web.id, web.tasks, web.scaler) == ("web", "ep2", (), "REQUEST_COUNT")
+    assert web.workers_max == settings.endpoints[1].workers_peak
+    assert [one.name for one in facts.everything] == ["minilm", "web"]
     assert (found.name, found.id, found.model, found.tasks, found.image) == ("minilm", "ep1", "org/minilm", ("embed",), DIGEST)
     assert (found.workers_min, found.workers_max, found.shards_per_worker, found.max_model_len) == (1, 4, 3, 512)
     assert (found.execution_timeout_s, found.cold_start_s, found.idle_timeout_s) == (600, 90, 20)
     assert (found.scaler, found.scaler_value) == ("QUEUE_DELAY", 4)
+
+
+def test_facts_of_a_stack_without_load_balancing_are_read_by_versions_that_know_of_none() -> None:
+    settings = stack(endpoints=[endpoint()])
+    assert "balanced" not in outputs.facts(settings, prices(settings), MADE, {})
 
 
 def test_plans_count_on_the_dearest_pool_and_all_gpus_of_a_worker() -> None:

@@ -34,6 +34,18 @@ def declared(name: str = "minilm", **changes: Any) -> EndpointFacts:
     return EndpointFacts(**{**values, **changes})
 
 
+def balanced(name: str = "web", **changes: Any) -> EndpointFacts:
+    """A load-balancing endpoint, as facts tell of it."""
+    return declared(name, **{"tasks": (), "scaler": "REQUEST_COUNT", "scaler_value": 4, "workers_max": 3, **changes})
+
+
+def live_balanced(name: str = "web", **changes: Any) -> dict[str, Any]:
+    """The answer to GET of a load-balancing endpoint that is as `balanced` says."""
+    workers = {"max": 3, **changes.pop("workers", {})}
+    scaling = {"type": "REQUEST_COUNT", "requestCount": 4}
+    return live(name, **{"type": "LOAD_BALANCER", "workers": workers, "scaling": scaling, "timeout": 0, **changes})
+
+
 def stack(*endpoints: EndpointFacts, name: str = "prod", **changes: Any) -> Stack:
     facts = StackFacts(
         stack=name,

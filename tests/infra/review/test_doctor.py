@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from contract.errors import AccessDenied, StoreUnavailable
+from contract.facts import Stack
 from contract.memory import MemoryStore
 from contract.protocol import Health
 from contract.store import Store
 from infra.review.doctor import Finding, Report, examine, mend, report_lines, report_record, timed_out_kind
 from infra.review.live import Asked, JobRef, live_workers_max, observe, probe_store, rest_base
 from infra.review.observed import EndpointSeen, JobSeen, Observed, Stopped, WebhookSeen
-from tests.infra.review.cloud import IMAGE, NOW, Cloud, declared, live, stack, worker
+from tests.infra.review.cloud import IMAGE, NOW, Cloud, balanced, declared, live, live_balanced, stack, worker
 
 
 async def report_on(cloud: Cloud, *, found: Any = None, stores: Any = None, **asked: Any) -> Report:
@@ -506,3 +507,61 @@ def test_checks_are_pure() -> None:
     assert report_record(examine(seen)) == report_record(first)
     assert [finding.severity for finding in first.findings] == ["error", "warning"]
     assert all(finding.evidence and finding.cause and finding.mend and finding.resource for finding in first.findings)
+
+
+# --- load-balancing endpoints --------------------------------------------------------------------------------------------------------
+
+
+def web_stack(**changes: Any) -> Stack:
+    return stack(declared(), balanced=(balanced(**changes),))
+
+
+async def test_a_load_balancing_endpoint_is_looked_at_too_and_asked_for_no_queue() -> None:
+    cloud = Cloud.of(live(), live_balanced(), workers={"ep-web": [worker(1, "RUNNING")]})
+    report = await report_on(cloud, found=web_stack())
+    assert codes(report) == [], report_lines(report)
+    assert report.observed.unread == ()
+    assert cloud.asked.count("health") == 1
+    text = "\n".join(report_lines(report))
+    assert "load-balancing endpoint web (ep-web): workers.max 3; workers 1 running" in text
+    assert "queued" not in next(line for line in text.splitlines() if "web" in line)
+
+
+@pytest.mark.parametrize(
+    ("live_as", "code"),
+    [
+        ({"workers": {"max": 0}}, "workers_max_cut"),
+        ({"workers": {"max": 2}}, "workers_max_cut"),
+        ({"workers": {"max": 9}}, "workers_max_raised"),
+        ({"workers": {"min": 1}}, "workers_min_raised"),
+        ({"image": "registry.example.com/web:latest"}, "image_unpinned"),
+        ({"scaling": {"type": "REQUEST_COUNT", "requestCount": 9}}, "drift"),
+        ({"type": "QUEUE"}, "drift"),
+    ],
+)
+async def test_what_is_wrong_with_a_load_balancing_endpoint_is_found(live_as: dict[str, Any], code: str) -> None:
+    report = await report_on(Cloud.of(live(), live_balanced(**live_as)), found=web_stack(image=None))
+    finding = only(report, code)
+    assert finding.resource == "load-balancing endpoint web (ep-web)"
+
+
+async def test_a_load_balancing_endpoints_workers_that_do_not_come_up_are_found_without_a_queue() -> None:
+    cloud = Cloud.of(live(), live_balanced(), workers={"ep-web": [worker(1, "UNHEALTHY"), worker(2, "THROTTLED")]}, logs={"w1": ["boom"]})
+    report = await report_on(cloud, found=web_stack())
+    assert sorted(codes(report)) == ["throttled", "unhealthy"]
+    assert any("boom" in finding.evidence for finding in report.findings)
+
+
+async def test_the_idle_rules_cut_of_a_load_balancing_endpoint_is_mended() -> None:
+    cloud = Cloud.of(live(), live_balanced(workers={"max": 0}))
+    (mended,) = await mend(cloud, await report_on(cloud, found=web_stack()))
+    assert mended.done, mended.text
+    assert cloud.endpoints["ep-web"]["workers"]["max"] == 3
+    assert codes(await report_on(cloud, found=web_stack())) == []
+
+
+async def test_a_load_balancing_endpoint_that_is_gone_or_was_stopped_is_said() -> None:
+    finding = only(await report_on(Cloud.of(live()), found=web_stack()), "endpoint_missing")
+    assert "a new id and URL" in finding.mend
+    cloud = Cloud.of(live(), live_balanced(workers={"max": 0}))
+    only(await report_on(cloud, found=web_stack(), stopped=(Stopped("ep-web", NOW, 0, 3),)), "stopped")

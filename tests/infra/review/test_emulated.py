@@ -187,6 +187,34 @@ async def test_an_endpoint_deleted_by_hand_is_said_once(tmp_path: Path) -> None:
         assert report.exit_code == 1
 
 
+async def test_a_load_balancing_endpoint_is_looked_at_cut_and_given_back(tmp_path: Path) -> None:
+    path = stop_path(tmp_path, "prod")
+    async with site(tmp_path / "emulator") as at:
+        fields = {"name": "nightbatch-prod-web", "type": "LOAD_BALANCER", "image": IMAGE, "scaling": COUNT, "timeout": 0}
+        made = await at.raw.post("/serverless", endpoint(**fields, workers={"min": 0, "max": 3, "idleTimeout": 5}, ports=["80/http"]))
+        web = replace(
+            at.stack.facts.endpoints[0], name="web", id=made["id"], tasks=(), workers_max=3, scaler="REQUEST_COUNT", scaler_value=1.0
+        )
+        stack = Stack(replace(at.stack.facts, balanced=(web,)), at.stack.secrets)
+        report = await at.report(stack)
+        assert (codes(report), report.observed.unread) == ([], ())
+        await at.raw.patch(f"/serverless/{web.id}", {"workers": {"min": 0, "max": 2}})
+        cut = await at.report(stack)
+        assert [(finding.code, finding.resource.split()[0]) for finding in cut.findings] == [("workers_max_cut", "load-balancing")]
+        (mended,) = await mend(at.rest, cut)
+        assert mended.done, mended.text
+        names = {one.id: one.name for one in stack.facts.everything}
+        cuts, _ = await stop(at.rest, "prod", names, path=path, at=datetime.now(UTC))
+        assert [(one.name, one.after) for one in cuts] == [("night", 0), ("web", 0)]
+        now = await observe_fleet(
+            "prod", stack.facts.endpoints, rest=at.rest, plane=at.plane, now=datetime.now(UTC), balanced=stack.facts.balanced
+        )
+        assert [(one.workers_max, one.usd_per_hour) for one in now.endpoints] == [(0, 0), (0, 0)]
+        assert now.unread == ()
+        assert all(one.done for one in await start(at.rest, "prod", names, path=path))
+        assert codes(await at.report(stack)) == []
+
+
 @pytest.mark.slow
 async def test_a_volume_as_bucket_over_runpods_own_s3_dialect(tmp_path: Path) -> None:
     """Written, read, and known to have no conditional writes; how full it is comes from a listing, because REST v2 does not tell."""

@@ -8,7 +8,7 @@ import pytest
 
 from contract.protocol import Health
 from infra.review.fleet import StackNow, fleet_exit_code, fleet_lines, fleet_record, observe_fleet
-from tests.infra.review.cloud import NOW, Cloud, declared, live, worker
+from tests.infra.review.cloud import NOW, Cloud, balanced, declared, live, live_balanced, worker
 
 
 def busy() -> Cloud:
@@ -69,3 +69,14 @@ async def test_a_fleet_at_rest_costs_nothing() -> None:
     now = await observe_fleet("prod", (declared(),), rest=cloud, plane=cloud, now=NOW)
     assert now.usd_per_hour == 0
     assert "workers none, max 5" in fleet_lines([now])[1]
+
+
+async def test_load_balancing_endpoints_cost_too_and_have_no_queue() -> None:
+    cloud = busy()
+    cloud.endpoints["ep-web"] = live_balanced(workers={"max": 2})
+    cloud.workers["ep-web"] = [worker(5, "RUNNING")]
+    now = await observe_fleet("prod", (declared(),), rest=cloud, plane=cloud, now=NOW, balanced=(balanced(usd_per_second=0.001),))
+    assert now.usd_per_hour == pytest.approx((2 * 0.0002 + 0.001) * 3600)
+    assert "web     workers 1 running, max 2 (declared 3); load-balancing; $3.60/hour" in fleet_lines([now])[2]
+    assert [one["type"] for one in fleet_record([now])["stacks"][0]["endpoints"]] == ["QUEUE", "LOAD_BALANCER"]
+    assert (now.unread, fleet_exit_code([now])) == ((), 0)
