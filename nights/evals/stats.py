@@ -55,7 +55,7 @@ class Questions:
     @property
     def binary(self) -> bool:
         """Every value is 0 or 1: a question was right or wrong."""
-        return self.draws == 1 and bool(np.isin(self.values, (0.0, 1.0)).all())
+        return self.draws == 1 and self.ceiling == 1.0 and bool(np.isin(self.values, (0.0, 1.0)).all())
 
 
 @dataclass(frozen=True)
