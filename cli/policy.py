@@ -249,7 +249,7 @@ def say_interrupted() -> int:
 
 def explain(error: Exception) -> int:
     """Tell the person what happened, in one sentence where it is foreseen, and return the exit code."""
-    from contract.errors import DatasetError, Interrupted, NightbatchError, VerifyFailed
+    from contract.errors import BadFiles, DatasetError, Interrupted, NightbatchError, VerifyFailed
 
     if isinstance(error, ExceptionGroup):
         known = [one for one in _leaves(error) if isinstance(one, NightbatchError)]
@@ -268,6 +268,9 @@ def explain(error: Exception) -> int:
         more = error.total - min(len(details), MOST_ROWS)
     elif isinstance(error, VerifyFailed):
         details = list(error.findings)
+        more = len(details) - min(len(details), MOST_ROWS)
+    elif isinstance(error, BadFiles):
+        details = list(error.problems)
         more = len(details) - min(len(details), MOST_ROWS)
     for line in details[:MOST_ROWS]:
         print(session.clean(line), file=sys.stderr)

@@ -3,6 +3,7 @@
     NightbatchError
     ├── UsageError (2)               the user's input or arguments
     │   ├── DatasetError             rows that cannot be sent, all of them at once
+    │   ├── BadFiles                 files of the project that are not what they must be, every mistake at once
     │   ├── ContractError            a job that breaks the job contract, field named
     │   └── PlanMismatch             dataset, task, model or boundaries differ from the run's plan
     ├── InfrastructureError (3)      RunPod, S3 or this machine
@@ -86,6 +87,14 @@ class DatasetError(UsageError):
         super().__init__(what, where=where, fix=fix)
         self.bad_rows = tuple(bad_rows)
         self.total = len(self.bad_rows) if total is None else total
+
+
+class BadFiles(UsageError):
+    """Files of the project (jobs, suites) that cannot be used; `problems`: each mistake, as `file:line: key: what is wrong`."""
+
+    def __init__(self, what: str, *, problems: Sequence[str] = (), where: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.problems = tuple(problems)
 
 
 class ContractError(UsageError):

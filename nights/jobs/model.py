@@ -280,8 +280,8 @@ Notifier = Annotated[Webhook | Slack | Email, Field(discriminator="kind")]
 # --- the job -------------------------------------------------------------------------------------------------------------------------
 
 
-class Job(Part):
-    """One job: what is done every night, to which rows, on which stack, and who hears of it."""
+class JobKeys(Part):
+    """The keys of a job file, each by itself."""
 
     version: Literal[1] = 1
     """The version of this format."""
@@ -347,6 +347,10 @@ class Job(Part):
     """Who hears of it."""
     schedule: Schedule | None = None
     """When it is due; without it only when a person says so."""
+
+
+class Job(JobKeys):
+    """One job: what is done every night, to which rows, on which stack, and who hears of it."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -529,7 +533,8 @@ def _params(kind: Any, given: Mapping[str, Any]) -> Iterator[Problem]:
         try:
             check_params(kind, {name: value})
         except UsageError as error:
-            yield Problem(("params", name), " ".join(part for part in (error.what, error.fix) if part).rstrip("."))
+            text = " ".join(part for part in (error.what, error.fix) if part).rstrip(".").replace("--task ", "kind ")
+            yield Problem(("params", name), text)
     space = given.get("space")
     if isinstance(space, Mapping):
         for name, key in (("dimensions", "dimensions"), ("truncate_prompt_tokens", "truncate"), ("truncation_side", "truncate")):
