@@ -2,7 +2,8 @@
 
 May touch: the standard library only. All bodies are closed. What a schema cannot say (rule conflicts, things that do not exist) is in
 account.py. Two of RunPod's own limits that its schema leaves out are checked here as well, because it states them in words: CPU counts are
-powers of two, and `idleTimeout` does not go with REQUEST_COUNT on a queue endpoint.
+powers of two, and `idleTimeout` does not go with REQUEST_COUNT on a queue endpoint. So is what no container can have in its environment:
+the schema takes any name, a container's start does not.
 """
 
 from __future__ import annotations
@@ -20,11 +21,27 @@ TIERS: Final = ("STANDARD", "HIGH_PERFORMANCE")
 VOLUME_GB: Final = (10, 4096)
 IDLE_TIMEOUT_S: Final = (1, 3600)
 
+
+def _environment(value: Any, path: str, errors: list[str]) -> Any:
+    """An object of strings that a process can be started with: a name has at least one character and no `=`, and nothing has NUL. All else
+    is allowed, as a container allows it: dots, dashes, a digit first."""
+    found = strings(value, path, errors)
+    for name, text_of in found.items() if isinstance(found, dict) else ():
+        shown = f"{name!a}" if len(name) <= 80 else f"{name[:80]!a}…"
+        if not name:
+            errors.append(f"{path}: a variable must have a name")
+        elif "=" in name or "\0" in name:
+            errors.append(f"{path}: {shown} cannot be the name of an environment variable")
+        elif isinstance(text_of, str) and "\0" in text_of:
+            errors.append(f"{path}: the value of {shown} cannot be that of an environment variable")
+    return found
+
+
 _CONTAINER: Final[dict[str, Check]] = {
     "image": text(),
     "args": text(),
     "disk": whole(1),
-    "env": strings,
+    "env": _environment,
     "ports": array(text()),
     "registry": text(nullable=True),
 }

@@ -163,6 +163,8 @@ def tame(body: dict[str, Any], is_cpu: bool) -> dict[str, Any]:
         body["scaling"] = {name: value if isinstance(value, str) else min(value, 10**9) for name, value in body["scaling"].items()}
     if "image" in body:
         body["image"] = body["image"] or "x"
+    if "env" in body:  # the file takes any name, and no container does
+        body["env"] = {name: value for name, value in body["env"].items() if name and "=" not in name and "\0" not in name + value}
     body |= {"cpu": [{"id": "cpu5c", "vcpuCount": 8}]} if is_cpu else {"gpu": GPU}
     return body
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +99,48 @@ async def test_an_image_that_its_registry_does_not_have_is_refused(tmp_path: Pat
         answer = await rest.ask("PATCH", f"/serverless/{made['id']}", {"image": "me/worker:2"})
         assert answer.status == 422
         assert "was not found on its registry" in answer.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"": "x"}, "a variable must have a name"),
+        ({"A=B": "x"}, "'A=B' cannot be the name"),
+        ({"=": "x"}, "'=' cannot be the name"),
+        ({"A\0": "x"}, "'A\\x00' cannot be the name"),
+        ({"A": "x\0y"}, "the value of 'A' cannot be"),
+        ({"=" * 5_000: "x"}, "… cannot be the name"),
+    ],
+)
+async def test_an_environment_that_no_container_can_have_is_refused_everywhere(tmp_path: Path, env: dict[str, str], says: str) -> None:
+    async with controlled(tmp_path) as (_, rest):
+        made = await rest.post("/serverless", endpoint(env={"A": "1"}))
+        template = await rest.post("/templates", {"name": "t", "image": "me/worker:1"})
+        asked = (
+            ("POST", "/serverless", endpoint(name="other", env=env)),
+            ("PATCH", f"/serverless/{made['id']}", {"env": env}),
+            ("POST", "/templates", {"name": "u", "image": "me/worker:1", "env": env}),
+            ("PATCH", f"/templates/{template['id']}", {"env": env}),
+        )
+        for method, path, body in asked:
+            answer = await rest.ask(method, path, body)
+            assert answer.status == 422, (method, path)
+            assert answer.headers["Content-Type"].startswith("application/problem+json")
+            (error,) = answer.errors
+            assert error.startswith("$.env: ")
+            assert says in error
+            assert len(error) < 300
+        assert (await rest.get(f"/serverless/{made['id']}"))["env"] == {"A": "1"}
+
+
+async def test_every_environment_that_a_container_can_have_is_taken(tmp_path: Path) -> None:
+    """RunPod's OpenAPI file allows any name: what is not impossible is not refused."""
+    env = {"1A": "x", "a.b-c": "", "with space": "=", "ÄÖ": "\u2028", "A": "line\nline", " ": "x", "\t": "\x01", "x" * 1_000: "y" * 100_000}
+    async with controlled(tmp_path) as (_, rest):
+        made = await rest.post("/serverless", endpoint(env=env))
+        assert made["env"] == env
+        # what is known of names is that the machine itself takes them
+        await asyncio.to_thread(subprocess.run, [sys.executable, "-c", ""], env={**os.environ, **env}, check=True)
 
 
 async def test_patch_changes_what_is_in_it_and_env_as_a_whole(tmp_path: Path) -> None:
