@@ -273,8 +273,9 @@ class Broker:
         """A result or a progress report; the HTTP status of the answer. The first result of a job counts, whoever sends it."""
         job = self.get(job_id, now)
         try:
+            body.decode()  # the output is only passed on, and not looked at otherwise
             result = _RESULT.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return 400
         output = None if isinstance(result.output, msgspec.UnsetType) else bytes(result.output)
         if result.status == Status.IN_PROGRESS and result.error is None:
@@ -302,8 +303,9 @@ class Broker:
         if job is None:
             return 404
         try:
+            body.decode()
             chunk = _CHUNK.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return 400
         self._heard(worker, job_id, now)
         if not job.status.terminal:

@@ -32,7 +32,7 @@ from emulator.control.server import ControlServer
 from emulator.control.usage import HourCost, Usage
 from emulator.control.volumes import VolumeProxy
 from emulator.faults import Seam
-from emulator.files import write_private
+from emulator.files import remove_drafts, write_private
 from emulator.jobs import EXECUTION_TIMEOUT_DEFAULT_MS, Job, Status
 from emulator.launch import ProcessLauncher
 from emulator.limits import RateLimiter
@@ -46,6 +46,7 @@ from emulator.workers import Fleet, Launcher, Worker, WorkerState
 log = logging.getLogger("nightbatch.emulator")
 
 FACTS: Final = "facts.json"
+IDENTITY: Final = "identity.json"
 METER_SAVE_S: Final = 2.0
 """How often running meters are saved, in seconds of the clock: what kill -9 can lose of a bill."""
 
@@ -271,6 +272,8 @@ class Emulator:
         self.failed.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._state = State(self._directory / "state.sqlite")
         (self._directory / FACTS).unlink(missing_ok=True)
+        for name in (FACTS, IDENTITY):
+            remove_drafts(self._directory / name)
         self._identity = self._read_identity()
         if self.config.api_key is not None:
             self._identity = msgspec.structs.replace(self._identity, api_key=self.config.api_key)
@@ -570,7 +573,10 @@ class Emulator:
             seam=self.seam,
         )
         listener = _listen("127.0.0.1", identity.volumes_port, fixed=False)
-        self._volumes_runner = web.AppRunner(proxy.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        # what is stored with `Content-Encoding: gzip` is stored as it comes
+        self._volumes_runner = web.AppRunner(
+            proxy.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0, auto_decompress=False
+        )
         await self._volumes_runner.setup()
         await web.SockSite(self._volumes_runner, listener).start()
         self._volumes_port = listener.getsockname()[1]
@@ -608,7 +614,7 @@ class Emulator:
     # --- inside: files --------------------------------------------------------------------------------------------
 
     def _read_identity(self) -> Identity:
-        path = self._directory / "identity.json"
+        path = self._directory / IDENTITY
         try:
             return msgspec.json.decode(path.read_bytes(), type=Identity)
         except FileNotFoundError:
@@ -627,7 +633,7 @@ class Emulator:
     def _write_identity(self) -> None:
         ports = self._identity.s3_ports if self.s3 is None else self.s3.ports
         self._identity = msgspec.structs.replace(self._identity, port=self._port, s3_ports=ports, volumes_port=self._volumes_port)
-        write_private(self._directory / "identity.json", msgspec.json.encode(self._identity))
+        write_private(self._directory / IDENTITY, msgspec.json.encode(self._identity))
 
     def _write_facts(self) -> None:
         if self.s3 is None:

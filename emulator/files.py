@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 
+def remove_drafts(path: Path) -> None:
+    """What `write_private` of a process that was killed has left of this file. No other may be writing it."""
+    for draft in path.parent.glob(f"{path.name}.*.new"):
+        draft.unlink(missing_ok=True)
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file in one step; only its owner may read it (mode 0600)."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ def parse_request(body: bytes) -> Request:
         request = _REQUEST.decode(body)
     except msgspec.ValidationError as error:
         raise UsageError(f"The job request is not valid: {error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"The job request is not JSON: {error}.") from None
     policy = request.policy
     if policy is not None:

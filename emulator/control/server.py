@@ -59,11 +59,15 @@ class Call:
 
     async def json(self) -> Any:
         """The decoded body. Raises Problem 400 if it is not JSON."""
-        body = bytearray()
-        async for piece in self.request.content.iter_any():
-            body += piece
-            if len(body) > BODY_LIMIT:
-                raise Problem(413, f"request body is larger than {BODY_LIMIT} bytes")
+        too_large = Problem(413, f"request body is larger than {BODY_LIMIT} bytes")
+        if (self.request.content_length or 0) > BODY_LIMIT:
+            raise too_large
+        try:
+            body = await self.request.read()
+        except web.RequestPayloadError:
+            raise Problem(400, "request body is not in the encoding that it is said to be in") from None
+        if len(body) > BODY_LIMIT:
+            raise too_large
         try:
             body.decode()
             return msgspec.json.decode(body)

@@ -159,6 +159,32 @@ async def test_a_storage_fault_reaches_the_client(house: tuple[Emulator, Rest, s
         await refused(client(emulator).put_object, "SlowDown", Bucket=volume, Key="k", Body=b"x")
 
 
+async def test_a_volume_whose_deletion_was_cut_short_can_be_deleted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EmulatorConfig(state_dir=str(tmp_path), endpoints=(), images={"*": ImageConfig()})
+    async with Emulator(config) as emulator, aiohttp.ClientSession() as session:
+        rest, begun = Rest(session, emulator), asyncio.Event()
+        volume = (await rest.post("/network-volumes", {"name": "v", "size": 10, "dataCenter": "EU-RO-1"}))["id"]
+
+        async def forever(name: str) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(emulator.s3, "drop_bucket", forever)
+        deleting = asyncio.create_task(rest.ask("DELETE", f"/network-volumes/{volume}"))
+        await begun.wait()
+        assert (await rest.ask("DELETE", f"/network-volumes/{volume}")).status == 404
+        await refused(client(emulator).put_object, "NoSuchBucket", Bucket=volume, Key="k", Body=b"x")
+        deleting.cancel()  # the client hangs up, and nobody waits for the end of it
+    async with Emulator(config) as emulator, aiohttp.ClientSession() as session:
+        rest = Rest(session, emulator)
+        assert [found["id"] for found in (await rest.get("/network-volumes"))["networkVolumes"]] == [volume]
+        await rest.delete(f"/network-volumes/{volume}")
+        assert emulator.s3 is not None
+        listed = await emulator.s3._call("GET", "/")
+        assert listed is not None
+        assert volume.encode() not in listed[1]
+
+
 async def test_volumes_and_their_address_survive_a_restart(tmp_path: Path) -> None:
     config = EmulatorConfig(state_dir=str(tmp_path), endpoints=(), images={"*": ImageConfig()})
     async with Emulator(config) as emulator, aiohttp.ClientSession() as session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gzip
 import hashlib
 import io
 import logging
@@ -300,6 +301,15 @@ async def test_boto3_as_it_is_over_tls_sends_its_checksum_behind_the_body(attack
     assert "ContentEncoding" not in found
 
 
+async def test_what_is_compressed_is_stored_as_it_comes(attacker: Attacker) -> None:
+    s3 = client(attacker.emulator)
+    for body in (gzip.compress(b"hello" * 1000), b"no gzip at all"):
+        await asyncio.to_thread(s3.put_object, Bucket=attacker.volume, Key="k", Body=body, ContentEncoding="gzip")
+        found = await asyncio.to_thread(s3.get_object, Bucket=attacker.volume, Key="k")
+        assert await asyncio.to_thread(found["Body"].read) == body
+        assert found["ContentEncoding"] == "gzip"
+
+
 async def test_a_client_goes_on_after_a_put_that_was_too_large(attacker: Attacker, tmp_path: Path) -> None:
     """boto3 waits for leave to send the body; the refused one is never sent, and the next request is not taken for it."""
     (tmp_path / "large").touch()
@@ -496,3 +506,23 @@ async def test_a_body_larger_than_any_declaration_is_not_kept(running: tuple[Emu
     monkeypatch.setattr(server, "BODY_LIMIT", 1000)
     answer = await rest.ask("POST", "/templates", raw=b'"' + b"x" * 1000 + b'"')
     assert answer.status == 413
+
+
+async def test_bodies_that_cannot_be_read_are_an_error_of_the_client(running: tuple[Emulator, Rest]) -> None:
+    emulator, rest = running
+    made = await rest.post("/serverless", endpoint(workers={"max": 0}))
+    root, worker = f"{emulator.root_url}/v2", {"Authorization": f"Bearer {emulator.worker_key}"}
+    client_key = {"Authorization": f"Bearer {emulator.api_key}"}
+    deep, no_text = b"[" * 100_000, b'"\xff"'
+    job = await rest.run(made["id"])
+    results = [f"{root}/{made['id']}/{operation}/w/{job}" for operation in ("job-done", "job-stream")]
+    sent = [
+        *((f"{root}{path}", client_key, body, {}) for path in ("/templates", f"/{made['id']}/run") for body in (deep, no_text)),
+        *((f"{root}{path}", client_key, b"no gzip", {"Content-Encoding": "gzip"}) for path in ("/templates", f"/{made['id']}/run")),
+        (f"{root}/{made['id']}/run", client_key, b'{"input":' + deep, {}),
+        *((url, worker, b'{"output":' + body, {}) for url in results for body in (deep, no_text + b"}")),
+    ]
+    for url, key, body, headers in sent:
+        async with rest.session.post(url, headers={**key, **headers}, data=body) as answer:
+            assert (url, answer.status) == (url, 400)
+    await rest.delete(f"/serverless/{made['id']}")

@@ -102,6 +102,20 @@ async def test_the_temporary_folder_is_the_commands_own_and_goes_with_it_also_af
     await eventually(lambda: not list(place.iterdir()))
 
 
+@pytest.mark.parametrize("end", ["command", "parent"])
+async def test_files_that_a_command_leaves_behind_go_with_it(tmp_path: Path, end: str) -> None:
+    leaves = [tmp_path / "a b.sock", tmp_path / "never made"]
+    script = f"import pathlib, time; pathlib.Path({str(leaves[0])!r}).touch(); time.sleep({0 if end == 'command' else 60})"
+    process = await GuardedProcess.start(
+        (sys.executable, "-c", script), env=dict(os.environ), cwd=None, log=tmp_path / "log", grace_s=5, leaves=leaves
+    )
+    if end == "parent":
+        await eventually(leaves[0].exists)
+        process.kill()  # closes the lifeline, as the kernel does for a parent that is gone
+    await process.wait()
+    assert not leaves[0].exists()
+
+
 async def test_kill_9_of_the_command_is_seen_and_takes_its_children_along(tmp_path: Path, family: Path) -> None:
     process = await start(sys.executable, str(family), str(tmp_path), "1", place=tmp_path)
     pids = await eventually(family_pids(tmp_path, 2))

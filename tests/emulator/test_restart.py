@@ -171,6 +171,13 @@ async def until_status(directory: Path, job: str, wanted: str) -> Any:
     raise AssertionError(found)
 
 
+def sockets_of(directory: Path) -> list[Path]:
+    """The socket files of the S3 server: below the directory, and where it puts those of its gRPC ports."""
+    ports = msgspec.json.decode((directory / "identity.json").read_bytes())["s3_ports"]
+    grpc = [path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port + 10_000}.sock")]
+    return [*(path for path in directory.rglob("*") if path.is_socket()), *grpc]
+
+
 async def test_local_up_status_down(tmp_path: Path) -> None:
     config, told = background(tmp_path, workers_max=1), list[str]()
     directory = Path(config.state_dir)
@@ -217,13 +224,18 @@ async def test_kill_9_leaves_nothing_behind_and_the_next_up_goes_on(tmp_path: Pa
         queued = (await call(directory, "POST", "run", {"input": {"do": "echo", "say": 2}}))["id"]
         assert len(processes_of(directory)) >= 4  # itself, weed, the worker and their guards
         assert up.pid is not None
+        sockets = sockets_of(directory)
+        assert len(sockets) > 2  # what is looked for below is where it is looked for
         os.kill(up.pid, signal.SIGKILL)
         await eventually(lambda: processes_of(directory) == {}, what=f"left behind: {processes_of(directory)}")
+        await eventually(lambda: not any(path.exists() for path in sockets), what=f"left behind: {sockets}")
         assert local.status(directory).state == "stopped"
         started.unlink()
+        (directory / "identity.json.123.new").write_text("half a file")
 
         again = await asyncio.to_thread(local.up, config)
         assert (again.api_url, again.s3_url) == (up.api_url, up.s3_url)
+        assert not list(directory.glob("*.new"))
         assert (await call(directory, "GET", f"status/{done}"))["status"] == "COMPLETED"
         await eventually(started.exists, timeout_s=20, what="the job that was running is not with a worker again")
         assert (await call(directory, "GET", f"status/{running}"))["retries"] == 1
@@ -232,6 +244,7 @@ async def test_kill_9_leaves_nothing_behind_and_the_next_up_goes_on(tmp_path: Pa
     finally:
         await asyncio.to_thread(local.down, directory)
     await eventually(lambda: processes_of(directory) == {})
+    assert sockets_of(directory) == []
 
 
 IN_A_LIBRARY = """
