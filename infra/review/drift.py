@@ -25,7 +25,7 @@ LOCAL: Final = "local"
 NO_LONGER: Final = "still there, no longer declared"
 MISTAKES: Final = re.compile(
     r"settings? (?:is|are) not usable:|an API key is needed|the API key holds a character|passphrase must be set|incorrect passphrase"
-    r"|PULUMI_ACCESS_TOKEN must be set|pulumi login"
+    r"|PULUMI_ACCESS_TOKEN must be set|pulumi login|invalid YAML file"
 )
 """What infra/settings.py, the provider and the engine (3.276) say when the user has something to mend."""
 

@@ -146,6 +146,36 @@ def test_a_key_that_runpod_does_not_know_is_no_drift(home: Estate) -> None:
     assert wrong not in report.stdout + report.stderr
 
 
+def test_a_drift_that_the_user_can_mend_ends_with_2_and_says_what(home: Estate) -> None:
+    home.write("dev", **BASE)
+    home.up("dev")
+    file = home.folder / "infra" / "stacks" / "Pulumi.dev.yaml"
+    good = file.read_text()
+
+    def said(*, stack: str = "dev", key: bool = True, **env: str) -> str:
+        done = nightbatch(home, "drift", stack, key=key, **env)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "Pulumi knows no stack of this name" in said(stack="moon")
+    assert "an API key is needed" in said(key=False)
+    assert "passphrase" in said(PULUMI_CONFIG_PASSPHRASE="another one")
+    home.write("dev", **{**BASE, "endpoints": [endpoint("minilm", workers={"peak": "many"}, timeout=5)]})
+    told = said()
+    assert "2 settings are not usable" in told
+    assert "endpoints[0].workers.peak" in told
+    home.write("dev", **{**BASE, "endpoints": [endpoint("minilm", image="registry.example.com/worker:latest")]})
+    assert "image-digest (mandatory): endpoint minilm" in said()
+    file.write_text(good + "  : [broken\n")
+    assert "invalid YAML file: yaml: line" in said()
+    file.write_text(good)
+    assert nightbatch(home, "drift", "dev").returncode == 0
+    # a stack of another account: its own key goes before the one that is of no use here
+    wrong = "rpa_" + "W" * 40
+    assert nightbatch(home, "drift", "dev", RUNPOD_API_KEY=wrong, RUNPOD_API_KEY_DEV=home.cloud.key).returncode == 0
+
+
 def test_the_workflows_steps_bring_a_stack_up_see_its_drift_mend_it_and_stop_before_a_loss(home: Estate, tmp_path: Path) -> None:
     runner = House(tmp_path / "runner")
     for name in ("pulumi", "pulumi-language-python", "pulumi-language-python-exec"):
