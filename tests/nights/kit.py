@@ -25,6 +25,7 @@ from pipelines.follow import drive
 from pipelines.plan import PlannedRun, PlanRequest, plan_run
 from pipelines.runpod import Timer
 from pipelines.runs import load_run
+from pipelines.submit import set_running
 from pipelines.work import Buckets, Finished, Following, Watch, collect_and_verify
 from tests.pipelines.planning import stack_of
 from worker.engine.base import ChatPrompt, Choice, Embedded, EmbedRequest, EngineRequest, EngineResult, Generated, Refused, TextPrompt
@@ -157,7 +158,8 @@ class NightHouse:
         engine = ScriptedEngine(
             kind=planned.plan.task.kind, model=planned.plan.task.model, says=self.says, embeds=self.embeds, asked=self.asked
         )
-        deadline = how.deadline if not self.cut else timedelta(microseconds=1)
+        await set_running(handle, store)
+        deadline = how.deadline if not self.cut else timedelta(seconds=-1)
         result = await drive(
             handle,
             stack=self.stack,

@@ -1,0 +1,466 @@
+"""nights: one job, for one date: looked at, planned, sent, followed, put where it belongs, and told. Touches the store through a `Runner`.
+
+The same night called again goes on with the same runs, because the same rows and task are the same run: a night that is over is only
+told again, one that failed or was stopped is taken up where it stands, and nothing is paid twice. Two callers at once: one does it
+(`lease`), the other says who. What happened is kept as the night's record after every step, so that a night whose process was killed says
+how far it came.
+
+What each kind of job does is in `embedding` and `evaluation`; `generate` is here, because it is a run and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from contract.errors import InfrastructureError, NightbatchError, PlanMismatch, UsageError
+from contract.models import Plan, RowOptions, TaskKind
+from contract.store import probe_mode
+from nights.guard import Accept, Doubt, keep_columns, kept_columns, look, schema_changed, shrunk
+from nights.jobs.model import WALL_CLOCK, Job, parse_span
+from nights.lease import lease, who_am_i
+from nights.record import EventKind, NightEvent, NightRecord, NightState, Records, differences
+from nights.runner import Runner
+from pipelines.plan import PlannedRun, PlanRequest
+from pipelines.summary import read_summary
+from pipelines.work import Finished, Following
+
+TOLD_APART: Final = ("columns",)
+"""Facts whose change is told in words of its own, not as `a -> b`."""
+
+
+class Asking(NightbatchError):
+    """The night stopped before it computed anything, and a person must say whether it goes on."""
+
+    exit_code = 1
+
+    def __init__(self, job: str, date: str, doubts: Collection[Doubt]) -> None:
+        sentence = "; ".join(doubt.sentence for doubt in doubts)
+        accept = " ".join(f"--accept {doubt.accept}" for doubt in doubts)
+        super().__init__(
+            f"{sentence}; nothing was sent and nothing was changed.", fix=f"If that is right: nightbatch night {job} --date {date} {accept}"
+        )
+        self.doubts = tuple(doubts)
+
+
+class Stopped(NightbatchError):
+    """A run of the night did not come to its end. `exit_code` is the run's."""
+
+    def __init__(self, finished: Finished) -> None:
+        super().__init__(finished.sentence)
+        self.finished = finished
+        self.exit_code = finished.exit_code  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """How a night is called. `project`: the folder that relative paths begin at; `now`: the store's clock when it began."""
+
+    project: Path
+    accept: frozenset[Accept] = frozenset()
+    no_deadline: bool = False
+    due: datetime | None = None
+    pace: int | None = None
+    budget_usd: float | None = None
+    webhook_url: str | None = None
+    allow_mixed_image: bool = False
+
+
+@dataclass
+class Tonight:
+    """A night while it is done: what it is about, and its record as it stands. Steps change the record through `note_down`."""
+
+    job: Job
+    date: str
+    call: Call
+    runner: Runner
+    records: Records
+    record: NightRecord
+    before: NightRecord | None
+    """The last good night of an earlier date."""
+    events: list[NightEvent] = field(default_factory=list)
+
+    async def note_down(self, **changes: Any) -> None:
+        """Change the record and keep it."""
+        self.record = msgspec.structs.replace(self.record, events=tuple(self.events), **changes)
+        await self.records.put(self.record)
+
+    def happened(self, kind: EventKind, sentence: str, cause: str = "") -> None:
+        """An event; the same kind and cause is one event a night."""
+        key = f"{kind}:{cause}" if cause else kind
+        self.events = [event for event in self.events if event.key != key]
+        self.events.append(NightEvent(kind=kind, key=key, at=self.runner.now(), sentence=sentence))
+
+    def path(self, text: str, **more: str) -> str:
+        """A dataset, suite or output as the job names it -> where it is: placeholders filled in, relative to the project."""
+        return place(text, self.call.project, job=self.job.name, date=self.date, **more)
+
+    def left(self) -> timedelta | None:
+        """Time until the deadline; None without one. Raises Stopped's kin where it has passed."""
+        deadline = self.record.deadline
+        if deadline is None:
+            return None
+        left = deadline - self.runner.now()
+        if left <= timedelta(0):
+            raise DeadlinePassed(self.job.name, self.date, deadline)
+        return left
+
+    def following(self, out: str | None, *, spent_usd: float = 0.0) -> Following:
+        """How a run of this night is followed. `spent_usd`: what other runs of it cost already."""
+        budget = self.call.budget_usd if self.call.budget_usd is not None else self.job.budget_usd
+        return Following(
+            out=out,
+            budget_usd=max(0.0, budget - spent_usd) if budget is not None else None,
+            pace=self.call.pace if self.call.pace is not None else self.job.pace,
+            deadline=self.left(),
+            webhook_url=self.call.webhook_url,
+            dtype=self.job.dtype,
+            allow_mixed_image=self.call.allow_mixed_image,
+        )
+
+    def rows(self) -> RowOptions:
+        """How rows are made of records."""
+        job = self.job
+        return RowOptions(
+            prompt=job.row_prompt,
+            column=job.row_column,
+            messages_column=job.messages_column,
+            id_column=job.id_column,
+            on_bad_row=job.on_bad_row,
+            limit=job.limit,
+        )
+
+    async def complete(self, planned: PlannedRun, out: str | None, *, spent_usd: float = 0.0) -> Finished:
+        """Bring a run to its end, and add it to the record. Raises Stopped where it did not come to one."""
+        plan = planned.plan
+        following = self.following(out, spent_usd=spent_usd)
+        likely = plan.estimate.seconds.likely
+        if following.deadline is not None and not planned.existing and likely > following.deadline.total_seconds():
+            self.happened(
+                "deadline_near",
+                f"the run will likely take {likely / 3600:.1f} h and the deadline is in {following.deadline.total_seconds() / 3600:.1f} h",
+            )
+        earlier = None
+        if planned.existing and plan.run not in self.record.runs:  # another night's, which paid for what it computed
+            earlier = await read_summary(self.runner.store, planned.uri.keys)
+        await self.note_down(
+            runs=(*(run for run in self.record.runs if run != plan.run), plan.run),
+            usd_planned=self.record.usd_planned + (plan.estimate.usd.likely if plan.run not in self.record.runs else 0.0),
+            facts={**self.record.facts, **facts_of(plan)},
+        )
+        finished = await self.runner.complete(planned, following)
+        result = finished.result
+        done = (earlier.ok + earlier.failed if earlier.state != "complete" else result.rows) if earlier is not None else 0
+        await self.note_down(
+            sent=self.record.sent + max(0, result.rows - done),
+            ok=self.record.ok + result.ok,
+            failed=self.record.failed + result.failed,
+            usd_estimated=self.record.usd_estimated + max(0.0, result.usd_estimated - (earlier.usd_estimated if earlier else 0.0)),
+        )
+        if not finished.complete:
+            raise Stopped(finished)
+        return finished
+
+
+class DeadlinePassed(NightbatchError):
+    """The deadline was before there was anything to send."""
+
+    exit_code = 4
+
+    def __init__(self, job: str, date: str, deadline: datetime) -> None:
+        super().__init__(
+            f"the deadline of this night was {deadline:%Y-%m-%d %H:%M} UTC.",
+            fix=f"To go on: nightbatch night {job} --date {date} --no-deadline",
+        )
+
+
+Do = Callable[[Tonight], Awaitable[None]]
+
+
+# --- pure pieces ---------------------------------------------------------------------------------------------------------------------
+
+
+def place(text: str, project: Path, **names: str) -> str:
+    """Placeholders filled in, and relative paths from the project's folder; `s3://` stays."""
+    for name, value in names.items():
+        text = text.replace(f"{{{name}}}", value)
+    if text.startswith("s3://"):
+        return text
+    return str(project / Path(text).expanduser())
+
+
+def deadline_of(job: Job, began: datetime) -> datetime | None:
+    """The instant of a job's deadline for a night that began then: a span after it, or the next such time of day in the job's zone."""
+    if job.deadline is None:
+        return None
+    span = parse_span(job.deadline)
+    if span is not None:
+        return began + span
+    found = WALL_CLOCK.fullmatch(job.deadline)
+    assert found is not None
+    local = began.astimezone(job.zone)
+    at = local.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+    if at <= local:
+        day = local.date() + timedelta(days=1)
+        at = at.replace(year=day.year, month=day.month, day=day.day)
+    return at.astimezone(began.tzinfo)
+
+
+def facts_of(plan: Plan) -> dict[str, str]:
+    """What a night was made with, for the next one to say what changed."""
+    infra = plan.infra
+    found = {
+        "model": plan.task.model,
+        "revision": plan.task.revision,
+        "endpoint": infra.endpoint,
+        "image": infra.image,
+        "gpu": infra.gpu,
+        "usd_per_second": f"{infra.usd_per_second:g}",
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def outcome(error: BaseException) -> tuple[NightState, str, EventKind]:
+    """State, cause and event of a night that ended with this error."""
+    if isinstance(error, Asking):
+        return "asking", "asking", "asking"
+    if isinstance(error, DeadlinePassed):
+        return "stopped", "deadline", "deadline_missed"
+    if isinstance(error, Stopped):
+        result = error.finished.result
+        if result.state == "stopped" and result.cause == "deadline":
+            return "stopped", "deadline", "deadline_missed"
+        if result.state == "stopped" and result.cause == "budget":
+            return "stopped", "budget", "budget"
+        return "stopped", result.cause, "failure"
+    if isinstance(error, UsageError):
+        return "failed", "input", "failure"
+    return "failed", "infrastructure" if isinstance(error, InfrastructureError) else "error", "failure"
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Law 8."""
+    return error.exit_code if isinstance(error, NightbatchError) else 3
+
+
+# --- a night -------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a call ended. `repeated`: the night was over before, and nothing was done."""
+
+    record: NightRecord
+    repeated: bool = False
+
+
+async def run_night(job: Job, date: str, runner: Runner, call: Call) -> Ended:
+    """Do the night, or go on with it, or say how it ended; errors of the night are its record, not exceptions.
+
+    Raises lease.Held while another process does it, StoreError where the store cannot even tell how it stands, and whatever interrupts it.
+    """
+    store = runner.store
+    prefix = runner.stack.facts.store.prefix.strip("/")
+    records = Records(store, prefix)
+    there = await records.get(job.name, date)
+    if there is not None and there.state == "done":
+        return Ended(there, repeated=True)
+    store.mode = await probe_mode(store, records.root())
+    async with lease(store, f"{records.root(job.name)}lease.json", job.name, date):
+        there = await records.get(job.name, date)
+        if there is not None and there.state == "done":
+            return Ended(there, repeated=True)
+        tonight = await _begin(job, date, runner, call, records, there)
+        await _do(tonight)
+    return Ended(tonight.record)
+
+
+async def _begin(job: Job, date: str, runner: Runner, call: Call, records: Records, there: NightRecord | None) -> Tonight:
+    now = runner.now()
+    began = there.began if there is not None else now
+    good = [record for record in await records.last(job.name, before=date, count=30) if record.state == "done"]
+    record = NightRecord(
+        job=job.name,
+        date=date,
+        kind=job.kind,
+        stack=runner.stack.facts.stack,
+        state="running",
+        began=began,
+        due=call.due if call.due is not None else (there.due if there is not None else None),
+        deadline=None if call.no_deadline else deadline_of(job, began),
+        by=who_am_i(),
+        runs=there.runs if there is not None else (),
+    )
+    tonight = Tonight(job, date, call, runner, records, record, good[0] if good else None)
+    if there is not None:
+        tonight.events = list(there.events)
+    await tonight.note_down()
+    return tonight
+
+
+async def _do(tonight: Tonight) -> None:
+    from nights.embedding import embed
+    from nights.evaluation import evaluate_suite
+
+    kinds: Mapping[str, Do] = {"embed": embed, "generate": generate, "eval": evaluate_suite}
+    try:
+        await kinds[tonight.job.kind](tonight)
+    except (NightbatchError, OSError) as error:
+        state, cause, kind = outcome(error)
+        sentence = str(error) if isinstance(error, NightbatchError) else f"this machine: {error.strerror or error}"
+        tonight.happened(kind, sentence, cause)
+        await _end(tonight, state, sentence, exit_code_of(error), cause)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        await asyncio.shield(_end(tonight, "stopped", "interrupted; the same command goes on.", 130, "interrupted"))
+        raise
+    except BaseException as error:
+        await _end(tonight, "failed", f"a fault of Nightbatch itself: {type(error).__name__}", 3, "fault")
+        raise
+
+
+async def _end(tonight: Tonight, state: NightState, sentence: str, exit_code: int, cause: str = "") -> None:
+    record = tonight.record
+    now = tonight.runner.now()
+    before = tonight.before.facts if tonight.before is not None else {}
+    facts = {name: value for name, value in record.facts.items() if name not in TOLD_APART}
+    await tonight.note_down(
+        state=state,
+        sentence=sentence,
+        exit_code=exit_code,
+        cause=cause,
+        ended=now,
+        seconds=max(0.0, (now - record.began).total_seconds()),
+        changed=differences(before, facts),
+    )
+
+
+async def finish_well(tonight: Tonight, sentence: str, *, exit_code: int = 0) -> None:
+    """The night is over: all of it is done. `exit_code` 1: and something is not as wanted."""
+    failed = tonight.record.failed
+    if failed:
+        tonight.happened("rows_failed", f"{failed:,} of {tonight.record.sent:,} rows failed")
+        exit_code = exit_code or 1
+    if not exit_code:
+        tonight.happened("success", sentence)
+    await _end(tonight, "done", sentence, exit_code)
+
+
+async def check_dataset(tonight: Tonight, task: TaskKind) -> tuple[tuple[str, ...], list[Doubt]]:
+    """Tonight's dataset as planning takes it, and what a person must say about its columns. Facts and notices go into the record."""
+    job = tonight.job
+    dataset = tuple(tonight.path(name) for name in job.dataset)
+    seen = await look(tonight.runner, dataset, task, tonight.rows())
+    doubts: list[Doubt] = []
+    notices: tuple[str, ...] = ()
+    if tonight.before is not None:
+        kept = kept_columns(tonight.before.facts.get("columns"))
+        doubt, notices = schema_changed(seen.columns, kept, tonight.before.date)
+        if doubt is not None and job.on_schema_change == "allow":
+            notices = (*notices, doubt.sentence)
+        elif doubt is not None:
+            doubts.append(doubt)
+    facts = {**tonight.record.facts, "columns": keep_columns(seen.columns)}
+    await tonight.note_down(facts=facts, notices=(*tonight.record.notices, *notices))
+    return dataset, doubts
+
+
+def check_rows(tonight: Tonight, rows: int) -> list[Doubt]:
+    """What a person must say about the number of rows."""
+    if tonight.before is None:
+        return []
+    doubt = shrunk(rows, tonight.before.rows, tonight.job.shrink.max_percent, tonight.before.date)
+    return [doubt] if doubt is not None else []
+
+
+def ask(tonight: Tonight, doubts: Collection[Doubt]) -> None:
+    """Raises Asking for what the caller has not accepted."""
+    open_ = [doubt for doubt in doubts if doubt.accept not in tonight.call.accept]
+    if open_:
+        raise Asking(tonight.job.name, tonight.date, open_)
+
+
+def request_of(tonight: Tonight, dataset: tuple[str, ...], task: TaskKind) -> PlanRequest:
+    """The run of a job that is a run and nothing more. Its id begins with the job's name."""
+    from pipelines.outputs import output_names
+
+    job = tonight.job
+    assert job.out is not None
+    format_ = output_names(job.out).format
+    return PlanRequest(
+        dataset=dataset,
+        task=task,
+        model=job.model,
+        revision=job.revision,
+        params=job.body_params,
+        rows=tonight.rows(),
+        output_format=format_,
+        keep_columns=format_ == "parquet",
+        pace=job.pace,
+        budget_usd=job.budget_usd,
+        name=job.name,
+    )
+
+
+async def generate(tonight: Tonight) -> None:
+    """A run over the whole dataset: of `generate`, and of `embed` without a space. Rows and a task that were computed on another night
+    are the same run: they are collected again, and not paid again."""
+    job = tonight.job
+    task: TaskKind = "embed" if job.kind == "embed" else "generate"
+    dataset, doubts = await check_dataset(tonight, task)
+    ask(tonight, doubts)
+    planned = await plan_again_if_columns_changed(tonight, request_of(tonight, dataset, task))
+    rows = planned.plan.dataset.rows
+    await tonight.note_down(
+        rows=rows, skipped=planned.plan.dataset.skipped, facts={**tonight.record.facts, "dataset": planned.plan.dataset.digest[:16]}
+    )
+    ask(tonight, check_rows(tonight, rows))
+    assert job.out is not None
+    out = tonight.path(job.out, run=planned.uri.run_id)
+    make_folder(out)
+    finished = await tonight.complete(planned, out)
+    await tonight.note_down(out=out)
+    if finished.judged is not None and not finished.judged.clean:
+        sentence = str(finished.judged.failure())
+        tonight.happened("failure", sentence, "verify")
+        await _end(tonight, "failed", sentence, 1, "verify")
+        return
+    cost = f"${tonight.record.usd_estimated:.4f}" if tonight.record.sent else "nothing new to compute, $0"
+    await finish_well(tonight, f"{finished.result.ok:,} of {finished.result.rows:,} rows done ({cost}), in {out}")
+
+
+async def plan_again_if_columns_changed(tonight: Tonight, request: PlanRequest) -> PlannedRun:
+    """A table's output joins columns that no row uses. Where only those changed, the old run would join the old ones: it is another run."""
+    try:
+        return await tonight.runner.plan(request)
+    except PlanMismatch as error:
+        if not request.keep_columns:
+            raise
+        planned = await tonight.runner.plan(replace_field(request, again=tonight.date))
+        why = error.what.rstrip(".")
+        text = f"rows that were computed before are computed again, because the output joins columns that changed ({why})"
+        await tonight.note_down(notices=(*tonight.record.notices, text))
+        return planned
+
+
+def make_folder(out: str) -> None:
+    """A night's output often has its date in a folder's name, which nobody made."""
+    if not out.startswith("s3://"):
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+
+
+async def preview(job: Job, date: str, runner: Runner, call: Call) -> PlannedRun:
+    """What a `generate` night, or an `embed` night without a space, would compute and cost; nothing is stored and nothing sent."""
+    records = Records(runner.store, runner.stack.facts.store.prefix.strip("/"))
+    now = runner.now()
+    record = NightRecord(job=job.name, date=date, kind=job.kind, stack=runner.stack.facts.stack, state="running", began=now)
+    tonight = Tonight(job, date, call, runner, records, record, None)
+    dataset = tuple(tonight.path(name) for name in job.dataset)
+    task: TaskKind = "embed" if job.kind == "embed" else "generate"
+    return await runner.plan(request_of(tonight, dataset, task), dry_run=True)

@@ -1,0 +1,373 @@
+"""One job for one date, in one process: what is paid once, what is told, and what stops a night."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from contract.errors import StoreUnavailable
+from contract.rows import RowError
+from nights.jobs.model import Job
+from nights.lease import Held, LeaseFile, holder
+from nights.night import Call, Ended, deadline_of, place, run_night
+from nights.record import Records
+from tests.nights.kit import START, NightHouse
+from tests.pipelines.planning import write_jsonl
+
+DATE = "2026-03-10"
+NEXT = "2026-03-11"
+
+
+def job_of(**more: Any) -> Job:
+    given: dict[str, Any] = {
+        "name": "answers", "kind": "generate", "dataset": ["rows.jsonl"], "model": "smollm2", "stack": "test", "id_column": "id",
+        "column": "text", "out": "out/{job}-{date}.jsonl", **more,
+    }  # fmt: skip
+    return Job.model_validate(given)
+
+
+def rows(folder: Path, count: int = 12, *, text: str = "text {n}", **more: Any) -> Path:
+    return write_jsonl(folder / "rows.jsonl", ({"id": f"r{n}", "text": text.format(n=n), **more} for n in range(count)))
+
+
+async def night(house: NightHouse, folder: Path, job: Job | None = None, date: str = DATE, **call: Any) -> Ended:
+    return await run_night(job or job_of(), date, house, Call(project=folder, **call))
+
+
+async def test_a_night_leaves_its_output_and_its_record(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    ended = await night(house, tmp_path)
+    record = ended.record
+    assert (record.state, record.exit_code, record.rows, record.sent, record.ok, record.failed) == ("done", 0, 12, 12, 12, 0)
+    assert (tmp_path / "out" / f"answers-{DATE}.jsonl").exists()
+    assert [event.kind for event in record.events] == ["success"]
+    assert await Records(house.store).get("answers", DATE) == record
+
+
+async def test_the_same_night_again_is_told_and_not_done(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    first = await night(house, tmp_path)
+    jobs = len(house.jobs_run)
+    again = await night(house, tmp_path)
+    assert again.repeated
+    assert again.record == first.record
+    assert len(house.jobs_run) == jobs
+
+
+async def test_the_same_rows_on_another_night_cost_nothing(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    await night(house, tmp_path)
+    jobs = len(house.jobs_run)
+    record = (await night(house, tmp_path, date=NEXT)).record
+    assert record.state == "done"
+    assert (record.sent, record.usd_estimated) == (0, 0.0)
+    assert len(house.jobs_run) == jobs
+    assert (tmp_path / "out" / f"answers-{NEXT}.jsonl").read_bytes() == (tmp_path / "out" / f"answers-{DATE}.jsonl").read_bytes()
+    assert "nothing new" in record.sentence
+
+
+async def test_failed_rows_end_a_night_with_1_and_an_event(tmp_path: Path) -> None:
+    house = NightHouse(says=lambda text: RowError(code="too_long", message="no") if text == "text 3" else "yes")
+    rows(tmp_path)
+    record = (await night(house, tmp_path)).record
+    assert (record.state, record.exit_code, record.failed) == ("done", 1, 1)
+    assert [event.kind for event in record.events] == ["rows_failed"]
+    assert "text 3" not in msgspec.json.encode(record).decode()
+
+
+async def test_a_dataset_that_vanished_fails_the_night_with_its_name(tmp_path: Path) -> None:
+    house = NightHouse()
+    record = (await night(house, tmp_path)).record
+    assert (record.state, record.exit_code, record.cause) == ("failed", 2, "input")
+    assert "rows.jsonl" in record.sentence
+    assert "no such file" in record.sentence
+    assert [event.kind for event in record.events] == ["failure"]
+
+
+async def test_a_failed_night_is_done_when_it_is_called_again(tmp_path: Path) -> None:
+    house = NightHouse()
+    await night(house, tmp_path)
+    rows(tmp_path)
+    record = (await night(house, tmp_path)).record
+    assert (record.state, record.exit_code) == ("done", 0)
+    assert [event.kind for event in record.events] == ["failure", "success"]
+
+
+async def test_a_dataset_that_shrank_stops_the_night_until_somebody_says_so(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path, 100)
+    await night(house, tmp_path)
+    jobs = len(house.jobs_run)
+    rows(tmp_path, 79)
+    record = (await night(house, tmp_path, date=NEXT)).record
+    assert (record.state, record.exit_code) == ("asking", 1)
+    assert "79 rows, 21.0 % fewer than the 100 of 2026-03-10" in record.sentence
+    assert f"nightbatch night answers --date {NEXT} --accept shrink" in record.sentence
+    assert len(house.jobs_run) == jobs
+    accepted = (await night(house, tmp_path, date=NEXT, accept=frozenset({"shrink"}))).record
+    assert (accepted.state, accepted.rows) == ("done", 79)
+
+
+async def test_a_dataset_that_shrank_within_its_threshold_is_computed(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path, 100)
+    await night(house, tmp_path)
+    rows(tmp_path, 80)
+    assert (await night(house, tmp_path, date=NEXT)).record.state == "done"
+
+
+async def test_after_a_night_that_asked_the_last_good_one_is_compared_with(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path, 100)
+    await night(house, tmp_path)
+    rows(tmp_path, 10)
+    await night(house, tmp_path, date=NEXT)
+    rows(tmp_path, 9)
+    record = (await night(house, tmp_path, date="2026-03-12")).record
+    assert record.state == "asking"
+    assert "the 100 of 2026-03-10" in record.sentence
+
+
+async def test_a_column_that_changed_its_type_stops_the_night_and_a_new_one_does_not(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path, stars=5)
+    await night(house, tmp_path)
+    rows(tmp_path, stars="five", more=1)
+    record = (await night(house, tmp_path, date=NEXT)).record
+    assert record.state == "asking"
+    assert "stars (number -> text)" in record.sentence
+    assert "new columns since 2026-03-10: more" in record.notices
+    accepted = (await night(house, tmp_path, date=NEXT, accept=frozenset({"schema"}))).record
+    assert accepted.state == "done"
+
+
+async def test_a_column_that_is_gone_is_named_and_a_job_may_allow_it(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path, stars=5)
+    await night(house, tmp_path)
+    rows(tmp_path)
+    assert "lacks column stars" in (await night(house, tmp_path, date=NEXT)).record.sentence
+    allowed = (await night(house, tmp_path, job_of(on_schema_change="allow"), date=NEXT)).record
+    assert allowed.state == "done"
+    assert any("lacks column stars" in notice for notice in allowed.notices)
+
+
+async def test_other_columns_that_changed_in_a_table_are_another_run_and_it_is_said(tmp_path: Path) -> None:
+    house = NightHouse()
+    job = job_of(out="out/{date}.parquet")
+    rows(tmp_path, stars=5)
+    await night(house, tmp_path, job)
+    rows(tmp_path, stars=4)
+    record = (await night(house, tmp_path, job, date=NEXT)).record
+    assert (record.state, record.sent) == ("done", 12)
+    assert any("computed again" in notice for notice in record.notices)
+
+
+async def test_doubled_ids_between_files_fail_the_night_before_anything_is_sent(tmp_path: Path) -> None:
+    house = NightHouse()
+    for name in ("a.jsonl", "b.jsonl"):
+        write_jsonl(tmp_path / name, [{"id": "same", "text": name}])
+    record = (await night(house, tmp_path, job_of(dataset=["a.jsonl", "b.jsonl"]))).record
+    assert (record.state, record.exit_code) == ("failed", 2)
+    assert "duplicate_id" in record.sentence
+    assert not house.jobs_run
+
+
+async def test_a_night_stopped_by_its_deadline_goes_on_where_it_stood(tmp_path: Path) -> None:
+    house = NightHouse(cut=True)
+    rows(tmp_path)
+    record = (await night(house, tmp_path, job_of(deadline="1h"))).record
+    assert (record.state, record.exit_code, record.cause) == ("stopped", 4, "deadline")
+    assert "deadline_missed" in [event.kind for event in record.events]
+    house.cut = False
+    assert (await night(house, tmp_path, job_of(deadline="1h"))).record.state == "done"
+
+
+async def test_a_deadline_that_has_passed_sends_nothing_unless_told(tmp_path: Path) -> None:
+    house = NightHouse(cut=True)
+    rows(tmp_path)
+    await night(house, tmp_path, job_of(deadline="1h"))
+    house.cut = False
+    house.objects.advance(7200)
+    jobs = len(house.jobs_run)
+    record = (await night(house, tmp_path, job_of(deadline="1h"))).record
+    assert (record.state, record.exit_code) == ("stopped", 4)
+    assert "--no-deadline" in record.sentence
+    assert len(house.jobs_run) == jobs
+    assert (await night(house, tmp_path, job_of(deadline="1h"), no_deadline=True)).record.state == "done"
+
+
+async def test_a_budget_that_allows_no_job_stops_the_night_with_4(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    record = (await night(house, tmp_path, job_of(budget_usd=0.000001))).record
+    assert (record.state, record.exit_code, record.cause) == ("stopped", 4, "budget")
+    assert [event.kind for event in record.events] == ["budget"]
+    assert not house.jobs_run
+
+
+async def test_a_run_that_is_too_long_for_its_deadline_is_told_at_once(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    record = (await night(house, tmp_path, job_of(deadline="1s"))).record
+    assert "deadline_near" in [event.kind for event in record.events]
+
+
+async def test_the_same_event_of_a_night_stands_once_however_often_it_is_called(tmp_path: Path) -> None:
+    house = NightHouse()
+    for _ in range(3):
+        record = (await night(house, tmp_path)).record
+    assert [event.key for event in record.events] == ["failure:input"]
+
+
+async def test_a_second_scheduler_leaves_the_night_to_the_first_and_says_who_does_it(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    inside = asyncio.Event()
+    go_on = asyncio.Event()
+    plan = house.plan
+
+    async def slow(request: Any, *, dry_run: bool = False) -> Any:
+        inside.set()
+        await go_on.wait()
+        return await plan(request, dry_run=dry_run)
+
+    house.plan = slow  # type: ignore[method-assign]
+    first = asyncio.create_task(night(house, tmp_path))
+    await inside.wait()
+    with pytest.raises(Held, match=r"the night of 2026-03-10 is being done by .* since 2026-03-10 01:30 UTC"):
+        await night(house, tmp_path)
+    with pytest.raises(Held, match=r"the night of 2026-03-10 is being done"):
+        await night(house, tmp_path, date=NEXT)
+    go_on.set()
+    assert (await first).record.state == "done"
+    assert len(house.jobs_run) == 1
+    assert await holder(house.store, "nights/answers/lease.json") is None
+
+
+async def test_two_that_begin_at_once_on_any_store_pay_once(tmp_path: Path) -> None:
+    for mode in ("conditional", "last-writer"):
+        house = NightHouse(mode=mode)
+        rows(tmp_path)
+        done = await asyncio.gather(night(house, tmp_path), night(house, tmp_path), return_exceptions=True)
+        assert sum(isinstance(one, Held) for one in done) <= 1
+        assert any(isinstance(one, Ended) and one.record.state == "done" for one in done)
+        assert len(house.jobs_run) == 1
+
+
+async def test_the_lease_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    old = START - timedelta(seconds=91)
+    dead = LeaseFile(job="answers", date=DATE, holder="x", who="another machine", since=old, beat=old)
+    await house.store.put("nights/answers/lease.json", msgspec.json.encode(dead))
+    assert (await night(house, tmp_path)).record.state == "done"
+
+
+async def test_a_lease_from_the_future_of_a_clock_that_was_set_back_holds_nobody(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    ahead = START + timedelta(days=1)
+    odd = LeaseFile(job="answers", date=DATE, holder="x", who="another machine", since=ahead, beat=ahead)
+    await house.store.put("nights/answers/lease.json", msgspec.json.encode(odd))
+    assert (await night(house, tmp_path)).record.state == "done"
+
+
+async def test_an_interrupted_night_says_so_and_goes_on(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    plan = house.plan
+
+    async def never(request: Any, *, dry_run: bool = False) -> Any:
+        await asyncio.Event().wait()
+
+    house.plan = never  # type: ignore[method-assign]
+    task = asyncio.create_task(night(house, tmp_path))
+    while (await Records(house.store).get("answers", DATE)) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    record = await Records(house.store).get("answers", DATE)
+    assert record is not None
+    assert (record.state, record.exit_code, record.cause) == ("stopped", 130, "interrupted")
+    house.plan = plan  # type: ignore[method-assign]
+    assert (await night(house, tmp_path)).record.state == "done"
+
+
+async def test_a_full_disk_is_one_sentence_and_the_night_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+
+    def full(out: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("nights.night.make_folder", full)
+    record = (await night(house, tmp_path)).record
+    assert (record.state, record.exit_code) == ("failed", 3)
+    assert record.sentence == "this machine: No space left on device"
+    monkeypatch.undo()
+    assert (await night(house, tmp_path)).record.state == "done"
+
+
+async def test_a_store_that_is_away_is_an_error_and_no_record(tmp_path: Path) -> None:
+    house = NightHouse()
+
+    class Away:
+        def __getattr__(self, name: str) -> Any:
+            raise StoreUnavailable("the store does not answer.", where="s3://memory")
+
+    with pytest.raises(StoreUnavailable):
+        await run_night(job_of(), DATE, _With(house, Away()), Call(project=tmp_path))
+
+
+class _With:
+    def __init__(self, house: NightHouse, store: Any) -> None:
+        self._house, self.store = house, store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._house, name)
+
+
+async def test_what_changed_since_the_last_good_night_is_said(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    await night(house, tmp_path)
+    cheaper = msgspec.structs.replace(house.stack.facts.endpoints[1], image="worker@sha256:" + "b" * 64, usd_per_second=0.0001)
+    facts = msgspec.structs.replace(house.stack.facts, endpoints=(house.stack.facts.endpoints[0], cheaper))
+    house.stack = type(house.stack)(facts, house.stack.secrets)
+    rows(tmp_path, text="another {n}")
+    record = (await night(house, tmp_path, date=NEXT)).record
+    assert "usd_per_second: 0.00019 -> 0.0001" in record.changed
+    assert any(line.startswith("dataset: ") for line in record.changed)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "zone", "began", "ends"),
+    [
+        ("6h", "UTC", "2026-03-10T01:30", "2026-03-10T07:30"),
+        ("06:30", "UTC", "2026-03-10T01:30", "2026-03-10T06:30"),
+        ("06:30", "UTC", "2026-03-10T22:00", "2026-03-11T06:30"),
+        ("06:30", "Europe/Berlin", "2026-03-28T23:00", "2026-03-29T04:30"),  # the clocks go forward in that night
+        ("06:30", "Europe/Berlin", "2026-10-24T23:00", "2026-10-25T05:30"),  # and back in that one
+    ],
+)
+def test_a_deadline_is_a_span_or_the_next_such_time_of_day(deadline: str, zone: str, began: str, ends: str) -> None:
+    job = job_of(deadline=deadline, schedule={"cron": "0 0 * * *", "timezone": zone})
+    found = deadline_of(job, datetime.fromisoformat(began).replace(tzinfo=UTC))
+    assert found == datetime.fromisoformat(ends).replace(tzinfo=UTC)
+
+
+def test_paths_begin_at_the_project_and_addresses_stay() -> None:
+    assert place("data/{date}.jsonl", Path("/p"), date=DATE, job="j") == f"/p/data/{DATE}.jsonl"
+    assert place("/abs/{job}.jsonl", Path("/p"), date=DATE, job="j") == "/abs/j.jsonl"
+    assert place("s3://b/{job}/{date}.jsonl", Path("/p"), date=DATE, job="j") == f"s3://b/j/{DATE}.jsonl"
