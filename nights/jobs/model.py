@@ -54,11 +54,17 @@ def cron_problem(text: str) -> str | None:
 
     fields = text.split()
     if len(fields) != 5:
-        return f"has {len(fields)} field{'' if len(fields) == 1 else 's'}; cron has 5: minute, hour, day of month, month, day of week"
+        return (
+            f"'{text}' has {len(fields)} field{'' if len(fields) == 1 else 's'}; cron has 5: minute, hour, day of month, month, day of week"
+        )
+    if not all(re.fullmatch("[0-9]{1,2}", part) for part in fields[:2]):
+        return f"'{text}' begins with {fields[0]} {fields[1]}; minute and hour must be one number each, because a date has one night"
     try:
-        CronSim(text, _SOME_TIME)
+        next(CronSim(text, _SOME_TIME))
     except CronSimError as error:
-        return f"is no cron expression ({str(error).rstrip('.').lower()})"
+        return f"'{text}' is no cron expression ({str(error).rstrip('.').lower()})"
+    except StopIteration:
+        return f"'{text}' never comes"
     return None
 
 
@@ -212,14 +218,16 @@ class Schedule(Part):
     """When the night begins. `nightbatch schedule write` makes the files of a scheduler from it."""
 
     cron: Cron
-    """Five fields: minute, hour, day of month, month, day of week, as `30 2 * * *`."""
+    """Five fields: minute, hour, day of month, month, day of week, as `30 2 * * *`. Minute and hour are one number each: a date has one
+    night."""
     timezone: TimeZone = "UTC"
     """The IANA time zone that `cron`, the night's date and a `deadline` that is a time of day are in."""
     missed: Literal["run", "skip"] = "run"
     """A night that was due and did not begin: `run` does the latest one as soon as the job is looked at again, `skip` waits for the
     next."""
     max_delay: Span | None = None
-    """How late a night may begin; after it the night counts as missed for good. Without it, until the next one is due."""
+    """How late a night may begin; after it the night is missed for good. Unless said, until the next one is due, and 2h with `missed:
+    skip`."""
     ping_url_env: EnvName | None = None
     """The variable with the address of a dead man's switch that hears of each night."""
 

@@ -301,7 +301,7 @@ def clause(error: ErrorDetails, at: At, model: type[BaseModel]) -> str:
         word, name = _BOUNDS[kind]
         return f"is {value}; it must be {word} {context[name]:g}"
     if kind == "string_pattern_mismatch":
-        return f"{'is not one' if _secret(at) else f'is {value}'}; {_PATTERNS.get(_pattern_kind(at), 'it has characters that it may not have')}"
+        return f"{'is not one' if _secret(at) else f'is {value}'}; {_PATTERNS[_pattern_kind(at)]}"
     if kind == "string_too_short":
         return "is empty" if context["min_length"] == 1 else f"is {value}, which is too short"
     if kind == "string_too_long":
