@@ -24,6 +24,7 @@ from contract.errors import InfrastructureError, NightbatchError, PlanMismatch, 
 from contract.models import Plan, RowOptions, TaskKind
 from contract.store import probe_mode
 from nights.guard import Accept, Doubt, keep_columns, kept_columns, look, schema_changed, shrunk
+from nights.jobs.files import JobFile
 from nights.jobs.model import WALL_CLOCK, Job, parse_span
 from nights.lease import lease, who_am_i
 from nights.record import EventKind, NightEvent, NightRecord, NightState, Records, differences
@@ -61,9 +62,8 @@ class Stopped(NightbatchError):
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """How a night is called. `project`: the folder that relative paths begin at; `now`: the store's clock when it began."""
+    """How a night is called, beyond what its file says. `due`: when its schedule wanted it to begin."""
 
-    project: Path
     accept: frozenset[Accept] = frozenset()
     no_deadline: bool = False
     due: datetime | None = None
@@ -77,7 +77,7 @@ class Call:
 class Tonight:
     """A night while it is done: what it is about, and its record as it stands. Steps change the record through `note_down`."""
 
-    job: Job
+    file: JobFile
     date: str
     call: Call
     runner: Runner
@@ -86,6 +86,10 @@ class Tonight:
     before: NightRecord | None
     """The last good night of an earlier date."""
     events: list[NightEvent] = field(default_factory=list)
+
+    @property
+    def job(self) -> Job:
+        return self.file.job
 
     async def note_down(self, **changes: Any) -> None:
         """Change the record and keep it."""
@@ -97,10 +101,6 @@ class Tonight:
         key = f"{kind}:{cause}" if cause else kind
         self.events = [event for event in self.events if event.key != key]
         self.events.append(NightEvent(kind=kind, key=key, at=self.runner.now(), sentence=sentence))
-
-    def path(self, text: str, **more: str) -> str:
-        """A dataset, suite or output as the job names it -> where it is: placeholders filled in, relative to the project."""
-        return place(text, self.call.project, job=self.job.name, date=self.date, **more)
 
     def left(self) -> timedelta | None:
         """Time until the deadline; None without one. Raises Stopped's kin where it has passed."""
@@ -187,15 +187,6 @@ Do = Callable[[Tonight], Awaitable[None]]
 # --- pure pieces ---------------------------------------------------------------------------------------------------------------------
 
 
-def place(text: str, project: Path, **names: str) -> str:
-    """Placeholders filled in, and relative paths from the project's folder; `s3://` stays."""
-    for name, value in names.items():
-        text = text.replace(f"{{{name}}}", value)
-    if text.startswith("s3://"):
-        return text
-    return str(project / Path(text).expanduser())
-
-
 def deadline_of(job: Job, began: datetime) -> datetime | None:
     """The instant of a job's deadline for a night that began then: a span after it, or the next such time of day in the job's zone."""
     if job.deadline is None:
@@ -261,12 +252,12 @@ class Ended:
     repeated: bool = False
 
 
-async def run_night(job: Job, date: str, runner: Runner, call: Call) -> Ended:
+async def run_night(file: JobFile, date: str, runner: Runner, call: Call = Call()) -> Ended:
     """Do the night, or go on with it, or say how it ended; errors of the night are its record, not exceptions.
 
     Raises lease.Held while another process does it, StoreError where the store cannot even tell how it stands, and whatever interrupts it.
     """
-    store = runner.store
+    job, store = file.job, runner.store
     prefix = runner.stack.facts.store.prefix.strip("/")
     records = Records(store, prefix)
     there = await records.get(job.name, date)
@@ -277,13 +268,13 @@ async def run_night(job: Job, date: str, runner: Runner, call: Call) -> Ended:
         there = await records.get(job.name, date)
         if there is not None and there.state == "done":
             return Ended(there, repeated=True)
-        tonight = await _begin(job, date, runner, call, records, there)
+        tonight = await _begin(file, date, runner, call, records, there)
         await _do(tonight)
     return Ended(tonight.record)
 
 
-async def _begin(job: Job, date: str, runner: Runner, call: Call, records: Records, there: NightRecord | None) -> Tonight:
-    now = runner.now()
+async def _begin(file: JobFile, date: str, runner: Runner, call: Call, records: Records, there: NightRecord | None) -> Tonight:
+    job, now = file.job, runner.now()
     began = there.began if there is not None else now
     good = [record for record in await records.last(job.name, before=date, count=30) if record.state == "done"]
     record = NightRecord(
@@ -298,7 +289,7 @@ async def _begin(job: Job, date: str, runner: Runner, call: Call, records: Recor
         by=who_am_i(),
         runs=there.runs if there is not None else (),
     )
-    tonight = Tonight(job, date, call, runner, records, record, good[0] if good else None)
+    tonight = Tonight(file, date, call, runner, records, record, good[0] if good else None)
     if there is not None:
         tonight.events = list(there.events)
     await tonight.note_down()
@@ -355,7 +346,7 @@ async def finish_well(tonight: Tonight, sentence: str, *, exit_code: int = 0) ->
 async def check_dataset(tonight: Tonight, task: TaskKind) -> tuple[tuple[str, ...], list[Doubt]]:
     """Tonight's dataset as planning takes it, and what a person must say about its columns. Facts and notices go into the record."""
     job = tonight.job
-    dataset = tuple(tonight.path(name) for name in job.dataset)
+    dataset = tonight.file.dataset(tonight.date)
     seen = await look(tonight.runner, dataset, task, tonight.rows())
     doubts: list[Doubt] = []
     notices: tuple[str, ...] = ()
@@ -421,8 +412,8 @@ async def generate(tonight: Tonight) -> None:
         rows=rows, skipped=planned.plan.dataset.skipped, facts={**tonight.record.facts, "dataset": planned.plan.dataset.digest[:16]}
     )
     ask(tonight, check_rows(tonight, rows))
-    assert job.out is not None
-    out = tonight.path(job.out, run=planned.uri.run_id)
+    out = tonight.file.out(tonight.date, planned.uri.run_id)
+    assert out is not None
     make_folder(out)
     finished = await tonight.complete(planned, out)
     await tonight.note_down(out=out)
@@ -455,12 +446,12 @@ def make_folder(out: str) -> None:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
 
 
-async def preview(job: Job, date: str, runner: Runner, call: Call) -> PlannedRun:
+async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call()) -> PlannedRun:
     """What a `generate` night, or an `embed` night without a space, would compute and cost; nothing is stored and nothing sent."""
     records = Records(runner.store, runner.stack.facts.store.prefix.strip("/"))
-    now = runner.now()
+    job, now = file.job, runner.now()
     record = NightRecord(job=job.name, date=date, kind=job.kind, stack=runner.stack.facts.stack, state="running", began=now)
-    tonight = Tonight(job, date, call, runner, records, record, None)
-    dataset = tuple(tonight.path(name) for name in job.dataset)
+    tonight = Tonight(file, date, call, runner, records, record, None)
+    dataset = file.dataset(date)
     task: TaskKind = "embed" if job.kind == "embed" else "generate"
     return await runner.plan(request_of(tonight, dataset, task), dry_run=True)

@@ -12,9 +12,10 @@ import pytest
 
 from contract.errors import StoreUnavailable
 from contract.rows import RowError
+from nights.jobs.files import JobFile
 from nights.jobs.model import Job
 from nights.lease import Held, LeaseFile, holder
-from nights.night import Call, Ended, deadline_of, place, run_night
+from nights.night import Call, Ended, deadline_of, run_night
 from nights.record import Records
 from tests.nights.kit import START, NightHouse
 from tests.pipelines.planning import write_jsonl
@@ -31,12 +32,16 @@ def job_of(**more: Any) -> Job:
     return Job.model_validate(given)
 
 
+def file_of(folder: Path, job: Job) -> JobFile:
+    return JobFile(folder / "jobs" / f"{job.name}.yaml", job, folder)
+
+
 def rows(folder: Path, count: int = 12, *, text: str = "text {n}", **more: Any) -> Path:
     return write_jsonl(folder / "rows.jsonl", ({"id": f"r{n}", "text": text.format(n=n), **more} for n in range(count)))
 
 
 async def night(house: NightHouse, folder: Path, job: Job | None = None, date: str = DATE, **call: Any) -> Ended:
-    return await run_night(job or job_of(), date, house, Call(project=folder, **call))
+    return await run_night(file_of(folder, job or job_of()), date, house, Call(**call))
 
 
 async def test_a_night_leaves_its_output_and_its_record(tmp_path: Path) -> None:
@@ -327,7 +332,7 @@ async def test_a_store_that_is_away_is_an_error_and_no_record(tmp_path: Path) ->
             raise StoreUnavailable("the store does not answer.", where="s3://memory")
 
     with pytest.raises(StoreUnavailable):
-        await run_night(job_of(), DATE, _With(house, Away()), Call(project=tmp_path))
+        await run_night(file_of(tmp_path, job_of()), DATE, _With(house, Away()))
 
 
 class _With:
@@ -365,9 +370,3 @@ def test_a_deadline_is_a_span_or_the_next_such_time_of_day(deadline: str, zone: 
     job = job_of(deadline=deadline, schedule={"cron": "0 0 * * *", "timezone": zone})
     found = deadline_of(job, datetime.fromisoformat(began).replace(tzinfo=UTC))
     assert found == datetime.fromisoformat(ends).replace(tzinfo=UTC)
-
-
-def test_paths_begin_at_the_project_and_addresses_stay() -> None:
-    assert place("data/{date}.jsonl", Path("/p"), date=DATE, job="j") == f"/p/data/{DATE}.jsonl"
-    assert place("/abs/{job}.jsonl", Path("/p"), date=DATE, job="j") == "/abs/j.jsonl"
-    assert place("s3://b/{job}/{date}.jsonl", Path("/p"), date=DATE, job="j") == f"s3://b/j/{DATE}.jsonl"
