@@ -94,6 +94,7 @@ class Results:
             raise UsageError("is no name of a suite.", where=header.suite, fix="Use at most 64 of a-z, 0-9, - and _.")
         if not RESULT_ID.fullmatch(header.result):
             raise UsageError("is no result id.", where=header.result, fix=_ID_HELP)
+        with_headline(header, f"{header.suite}/{header.result}")
         if not result.samples:
             raise UsageError("has no samples: there is nothing to keep.", where=f"{header.suite}/{header.result}")
         key, data = self.key(header.suite, header.result), pack(header, result.samples)
@@ -116,7 +117,7 @@ class Results:
         async with self._reading, aclosing(cast(AsyncGenerator[bytes, None], self.store.read(self.key(suite, result)))) as chunks:
             try:
                 first = await anext(read_lines(cast(AsyncIterator[bytes], chunks), where=where), b"")
-                found: ResultHeader = decode(first, ResultHeader, where=where)
+                found: ResultHeader = with_headline(decode(first, ResultHeader, where=where), where)
             except ContractError as error:
                 raise damaged(error, where) from None
         return found
@@ -208,9 +209,18 @@ def near(name: str, known: dict[str, Names], what: str) -> str:
 def readable(data: bytes, *, where: str) -> EvalResult:
     """A kept result. Raises Damaged: it is nobody's input."""
     try:
-        return unpack(data, where=where)
+        found = unpack(data, where=where)
+        with_headline(found.header, where)
     except ContractError as error:
         raise damaged(error, where) from None
+    return found
+
+
+def with_headline(header: ResultHeader, where: str) -> ResultHeader:
+    """The header, which has a number for its headline. Raises ContractError."""
+    if header.headline not in header.metrics:
+        raise ContractError(f"`metrics` has no headline `{header.headline}`.", where=where)
+    return header
 
 
 def damaged(error: ContractError, where: str) -> Damaged:
