@@ -6,6 +6,7 @@ evaluations): a record that is lost costs nobody a row or a dollar, because the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -25,6 +26,8 @@ infrastructure, a canary; `stopped`: by budget, deadline or a person, and resuma
 EventKind = Literal[
     "success", "failure", "deadline_near", "deadline_missed", "budget", "gate", "canary", "asking", "not_started", "rows_failed"
 ]
+DATED: Final = re.compile(r"(\d{4}-\d{2}-\d{2})\.json")
+"""Names of records; beside them lie a job's lease, pages of nights and what was told to whom."""
 DEGREES: Final[dict[str, int]] = {"success": 0, "rows_failed": 1, "deadline_near": 1}
 """How bad an event is; 2 where it is not named."""
 
@@ -186,7 +189,7 @@ class Records:
         """Dates of a job's records, oldest first."""
         root = self.root(job)
         names = [info.key.removeprefix(root) async for info in self.store.list(root)]
-        return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json") and "/" not in name))
+        return tuple(sorted(found[1] for name in names if (found := DATED.fullmatch(name))))
 
     async def last(self, job: str, *, before: str | None = None, count: int = 1) -> Sequence[NightRecord]:
         """The latest records, newest first; `before`: of earlier dates than this."""
