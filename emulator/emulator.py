@@ -295,8 +295,7 @@ class Emulator:
             reconfigure=lambda name, changes: self.configure(name, **changes),
             **({} if self.control is None else {"first_routes": self.control.add_routes}),
         )
-        # a worker that hangs up while it waits must not be handed a job: its poll ends with its connection
-        self._runner = web.AppRunner(self.server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = _runner(self.server.app())
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=512).start()
         await self.webhooks.start()
@@ -573,10 +572,7 @@ class Emulator:
             seam=self.seam,
         )
         listener = _listen("127.0.0.1", identity.volumes_port, fixed=False)
-        # what is stored with `Content-Encoding: gzip` is stored as it comes
-        self._volumes_runner = web.AppRunner(
-            proxy.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0, auto_decompress=False
-        )
+        self._volumes_runner = _runner(proxy.app())
         await self._volumes_runner.setup()
         await web.SockSite(self._volumes_runner, listener).start()
         self._volumes_port = listener.getsockname()[1]
@@ -643,6 +639,12 @@ class Emulator:
             facts=stack.facts, api_key=stack.secrets.api_key, s3=stack.secrets.s3, worker_s3=stack.secrets.worker_s3, pid=os.getpid()
         )
         write_private(self._directory / FACTS, msgspec.json.format(msgspec.json.encode(local), indent=2) + b"\n")
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    # A worker that hangs up while it waits must not be handed a job: its poll ends with its connection. Bodies are taken as they come: an
+    # object that is stored with `Content-Encoding: gzip` is to be kept so, and no job unpacks to what fills the memory.
+    return web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, auto_decompress=False)
 
 
 def _endpoint_facts(endpoint: EndpointConfig) -> EndpointFacts:

@@ -15,6 +15,7 @@ import html
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import sys
@@ -216,8 +217,11 @@ class SeaweedS3:
         return command
 
     def _environment(self) -> dict[str, str]:
+        # its inner servers (filer, volume) ask nobody for keys unless they have some of their own, and let any web page read the answers
+        inner = ("JWT_SIGNING_KEY", "JWT_SIGNING_READ_KEY", "JWT_FILER_SIGNING_KEY", "JWT_FILER_SIGNING_READ_KEY")
+        keys = {f"WEED_{name}": secrets.token_hex(32) for name in inner}
         # without the limit its memory peaked at 880 MB instead of 282 MB
-        return {"GOMEMLIMIT": "384MiB", "HOME": str(self._directory), "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+        return {"GOMEMLIMIT": "384MiB", "HOME": str(self._directory), "PATH": os.environ.get("PATH", "/usr/bin:/bin"), **keys}
 
     async def _answers(self) -> bool:
         assert self._process is not None

@@ -62,10 +62,7 @@ class Call:
         too_large = Problem(413, f"request body is larger than {BODY_LIMIT} bytes")
         if (self.request.content_length or 0) > BODY_LIMIT:
             raise too_large
-        try:
-            body = await self.request.read()
-        except web.RequestPayloadError:
-            raise Problem(400, "request body is not in the encoding that it is said to be in") from None
+        body = await self.request.read()
         if len(body) > BODY_LIMIT:
             raise too_large
         try:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import boto3
 import botocore.config
 import botocore.exceptions
@@ -102,6 +103,24 @@ async def test_it_listens_on_loopback_only(store: SeaweedS3) -> None:
         if line.split()[3] == "0A" and int(line.split()[1].split(":")[1], 16) in {*store.ports, *(port + 10_000 for port in store.ports)}
     }
     assert listening == {"0100007F"}
+
+
+async def test_there_is_no_way_around_the_keys_through_its_inner_servers(store: SeaweedS3) -> None:
+    """Its filer would read and write for anybody on this machine, and for any web page in a browser here."""
+    assert await code_of(boto(store.client_config).put_object, Bucket="nightbatch", Key="inner", Body=b"another's") == "ok"
+    async with aiohttp.ClientSession() as session:
+        for port in store.ports:
+            for method, path in (
+                ("GET", "/buckets/nightbatch/inner"),
+                ("POST", "/buckets/nightbatch/evil"),
+                ("DELETE", "/buckets/nightbatch/inner"),
+            ):
+                async with session.request(method, f"http://127.0.0.1:{port}{path}", data=b"x" if method == "POST" else None) as answer:
+                    assert answer.status >= 400
+            async with session.get(f"http://127.0.0.1:{port}/buckets/?pretty=y") as answer:
+                assert b"nightbatch" not in await answer.read()
+    found = await asyncio.to_thread(boto(store.client_config).list_objects_v2, Bucket="nightbatch", Prefix="inner")
+    assert [entry["Size"] for entry in found["Contents"]] == [9]
 
 
 async def test_objects_survive_kill_9_of_the_server(tmp_path: Path) -> None:
