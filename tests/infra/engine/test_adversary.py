@@ -187,6 +187,18 @@ def test_an_id_that_does_not_exist_loses_no_endpoint(site: Site, cloud: Cloud) -
     site.clean(refresh=True)
 
 
+def test_a_state_of_before_the_id_was_kept_twice_is_no_difference(site: Site) -> None:
+    site.declare(endpoint("gen"), volume("data"))
+    site.up()
+    for name in ("gen", "data"):
+        edit(site, name, lambda found: found["outputs"].pop("__id"))
+    site.clean()
+    site.clean(refresh=True)
+    assert site.project.drifted("dev").ok
+    assert site.project.refresh("dev").ok
+    assert site.resources["gen"]["outputs"]["__id"] == site.id("gen")
+
+
 def test_altered_inputs_in_the_state_are_set_right(site: Site, cloud: Cloud) -> None:
     site.declare(endpoint("gen"), volume("data"))
     site.up()

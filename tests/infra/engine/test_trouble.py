@@ -11,8 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from emulator.faults import DROP, PASS, Action, Message
+from infra.provider.resources.endpoint import MARKER, marker_of
 from infra.review import engine
-from tests.infra.engine.kit import IMAGE, NEXT_IMAGE, Cloud, Json, Site, endpoint, volume
+from tests.infra.engine.kit import IMAGE, NEXT_IMAGE, Cloud, Json, Site, endpoint, item, volume
 
 pytestmark = [pytest.mark.pulumi, pytest.mark.timeout(300)]
 
@@ -20,13 +21,14 @@ Fault = Callable[[Message], Action]
 
 
 class Once:
-    """A fault that happens to the first so many messages of one kind that make something, and how often it did."""
+    """A fault that happens to the first so many messages of one kind that make an endpoint (or do what `operation` says), and how often it
+    did."""
 
-    def __init__(self, kind: str, action: Action, times: int = 1) -> None:
-        self.kind, self.action, self.left, self.happened = kind, action, times, 0
+    def __init__(self, kind: str, action: Action, times: int = 1, operation: str = "POST /v2/serverless") -> None:
+        self.kind, self.action, self.left, self.happened, self.operation = kind, action, times, 0, operation
 
     def __call__(self, message: Message) -> Action:
-        if self.left and message.kind == self.kind and creates(message):
+        if self.left and message.kind == self.kind and message.operation == self.operation:
             self.left -= 1
             self.happened += 1
             return self.action
@@ -83,6 +85,146 @@ def test_a_runpod_that_is_down_fails_the_up_in_one_sentence_and_the_next_one_goe
     site.up()
     assert set(cloud.live("serverless")) == {"gen"}
     site.clean(refresh=True)
+
+
+def others() -> list[Json]:
+    """One of each that is no endpoint."""
+    return [
+        volume("data"),
+        item("RegistryCredential", "hub", {"name": "hub", "username": "me", "password": {"$secret": "hunter2-hunter2"}}),
+        item("Template", "batch", {"name": "batch", "image": IMAGE, "serverless": True, "env": {"A": "1"}}),
+    ]
+
+
+OTHERS = {"network-volumes": "data", "registries": "hub", "templates": "batch"}
+
+
+def all_of(faults: list[Once]) -> Fault:
+    def hook(message: Message) -> Action:
+        return next((action for fault in faults if (action := fault(message)) != PASS), PASS)
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "times"),
+    [
+        pytest.param("request", Action(answer=429, retry_after_s=2), 2, id="429"),
+        pytest.param("response", Action(answer=500), 1, id="500-made"),
+        pytest.param("request", Action(answer=500), 1, id="500-not-made"),
+        pytest.param("response", DROP, 1, id="cut-made"),
+        pytest.param("request", DROP, 1, id="cut-not-made"),
+    ],
+)
+def test_trouble_makes_no_second_volume_template_or_registry_credential(
+    site: Site, cloud: Cloud, kind: str, action: Action, times: int
+) -> None:
+    site.declare(*others())
+    faults = [Once(kind, action, times, f"POST /v2/{path}") for path in OTHERS]
+    with cloud.hooked(all_of(faults)):
+        site.up()
+    assert [fault.left for fault in faults] == [0, 0, 0], "every one of them met it"
+    for path, name in OTHERS.items():
+        assert set(cloud.live(path)) == {name}  # fails if it is there twice
+        assert site.id(name) == cloud.live(path)[name]["id"]
+    site.clean(refresh=True)
+
+    looks = [Once("request", action, times, f"GET /v2/{path}/{{id}}") for path in OTHERS]
+    with cloud.hooked(all_of(looks)):
+        site.clean(refresh=True)
+    assert [look.left for look in looks] == [0, 0, 0]
+
+    site.declare(volume("data", size=30), *others()[1:2], item("Template", "batch", {**others()[2]["props"], "image": NEXT_IMAGE}))
+    changes = [Once(kind, action, times, f"PATCH /v2/{path}/{{id}}") for path in ("network-volumes", "templates")]
+    with cloud.hooked(all_of(changes)):
+        site.up()
+    assert [change.left for change in changes] == [0, 0]
+    assert cloud.live("network-volumes")["data"]["size"] == 30
+    assert cloud.live("templates")["batch"]["image"] == NEXT_IMAGE
+    site.clean(refresh=True)
+
+    ends = [Once(kind, action, times, f"DELETE /v2/{path}/{{id}}") for path in OTHERS]
+    with cloud.hooked(all_of(ends)):
+        site.destroy()
+    assert [end.left for end in ends] == [0, 0, 0]
+    assert {name: found for name, found in cloud.everything().items() if found} == {}
+    assert site.resources == {}
+
+
+def test_a_runpod_that_makes_nothing_fails_the_up_and_the_next_one_makes_each_once(site: Site, cloud: Cloud) -> None:
+    def down(message: Message) -> Action:
+        made = message.kind == "request" and message.operation.startswith("POST /v2/")
+        return Action(answer=503) if made else PASS
+
+    site.declare(*others())
+    with cloud.hooked(down):
+        said = site.failing_up()
+    assert "503" in said
+    for secret in ("Traceback", cloud.key, "hunter2-hunter2"):
+        assert secret not in said
+    assert {name: found for name, found in cloud.everything().items() if found} == {}
+    assert site.resources == {}
+    site.up()
+    assert {path: set(cloud.live(path)) for path in OTHERS} == {path: {name} for path, name in OTHERS.items()}
+    site.clean(refresh=True)
+
+
+def test_answers_without_an_id_are_looked_up(site: Site, cloud: Cloud) -> None:
+    site.declare(*others(), endpoint("gen"))
+    made = {**OTHERS, "serverless": "gen"}
+    faults = [Once("response", Action(answer=200), 1, f"POST /v2/{path}") for path in made]
+    with cloud.hooked(all_of(faults)):
+        site.up()
+    assert [fault.left for fault in faults] == [0, 0, 0, 0]
+    assert {path: set(cloud.live(path)) for path in made} == {path: {name} for path, name in made.items()}
+    assert {name: site.id(name) for name in made.values()} == {name: cloud.live(path)[name]["id"] for path, name in made.items()}
+    site.clean(refresh=True)
+
+
+def half_made(cloud: Cloud) -> str:
+    """What a killed `up` leaves behind: an endpoint with the resource's marker, and not yet as it is declared now."""
+    urn = "urn:pulumi:dev::declared::runpodv2:index:Endpoint::gen"
+    props = endpoint("gen", workers={"min": 0, "max": 2, "idleTimeout": 5})["props"]
+    return str(cloud.rest("POST", "serverless", {**props, "env": {MARKER: marker_of(urn)}})["id"])
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["next-up-works", "next-up-fails-too"])
+def test_a_create_that_half_succeeded_keeps_its_id_and_the_next_up_completes_it(site: Site, cloud: Cloud, again: bool) -> None:
+    orphan = half_made(cloud)
+    site.declare(endpoint("gen", image=NEXT_IMAGE), endpoint("after", opts={"depends_on": ["gen"]}))
+
+    def refuse(message: Message) -> Action:
+        return Action(answer=422) if message.kind == "request" and message.operation.startswith("PATCH /v2/serverless") else PASS
+
+    with cloud.hooked(refuse):
+        said = site.failing_up()
+        assert f"{orphan} was found again, but could not be updated" in said
+        assert "The next `pulumi up` goes on from here." in said
+        assert site.id("gen") == orphan
+        assert site.resources["gen"]["initErrors"]
+        assert set(cloud.live("serverless")) == {"gen"}
+        if again:
+            assert "422" in site.failing_up()
+            assert site.id("gen") == orphan
+    site.up()
+    live = cloud.live("serverless")
+    assert (live["gen"]["id"], live["gen"]["image"], live["gen"]["workers"]["max"]) == (orphan, NEXT_IMAGE, 1)
+    assert set(live) == {"gen", "after"}
+    assert "initErrors" not in site.resources["gen"]
+    site.clean(refresh=True)
+
+
+def test_a_half_made_endpoint_can_be_destroyed(site: Site, cloud: Cloud) -> None:
+    half_made(cloud)
+    site.declare(endpoint("gen"))
+
+    def refuse(message: Message) -> Action:
+        return Action(answer=422) if message.kind == "request" and message.operation.startswith("PATCH /v2/serverless") else PASS
+
+    with cloud.hooked(refuse):
+        site.failing_up()
+        site.destroy()
+    assert cloud.everything()["serverless"] == set()
 
 
 class Killer:
