@@ -205,7 +205,9 @@ class RestClient:
         return min(end, self._silent_since + (self._silence_s if self._answered_at is None else self._deadline_s))
 
     def _unanswered(self, cause: str, where: str, uncertain: bool) -> Unreachable:
-        if uncertain:
+        if where.startswith("GET "):
+            fix = "Try again."
+        elif uncertain:
             fix = "Whether it was carried out is not known."
         else:
             fix = "It was not carried out. Try again."
