@@ -104,6 +104,14 @@ def _url(value: str) -> str:
     return value
 
 
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError(
+            "zero", "is 0, which leaves nothing of a text; write a number of tokens, or -1 for all that the model reads"
+        )
+    return value
+
+
 def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
@@ -155,7 +163,7 @@ class Part(BaseModel):
 class Truncate(Part):
     """What becomes of a text that is longer than the model reads. Without it such a row fails, and is counted as failed."""
 
-    tokens: Annotated[int, Field(ge=-1)] = -1
+    tokens: Annotated[int, Field(ge=-1, le=(1 << 31) - 1), AfterValidator(_not_zero)] = -1
     """Tokens that are kept; -1: as many as the model reads."""
     side: Literal["left", "right"] | None = None
     """The side that is cut off; else the one that the model's tokenizer says."""
@@ -167,7 +175,7 @@ class Space(Part):
 
     name: Name
     """What the space is called; one job writes to it."""
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Dimensions of the vectors, for models that can give fewer than their own (Matryoshka); else the model's own."""
     normalize: bool = False
     """Scale every vector to length 1 before it is kept. Many models do so by themselves."""
@@ -322,9 +330,9 @@ class JobKeys(Part):
     """Fields of bodies that do not set them themselves, such as `max_tokens: 200`; docs/worker.md has all."""
     on_bad_row: Literal["fail", "skip"] = "fail"
     """Rows that cannot be sent: `fail` sends nothing, `skip` leaves them out and lists them in the errors file."""
-    limit: Annotated[int, Field(ge=1)] | None = None
+    limit: Annotated[int, Field(ge=1, le=10**12)] | None = None
     """Only the first rows: a trial."""
-    pace: Annotated[int, Field(ge=1)] | None = None
+    pace: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Workers that the run keeps busy; else the plan decides."""
     deadline: Deadline | None = None
     """When nothing more is sent and queued jobs are cancelled: a span after the night began (`6h`) or a time of day in the schedule's
@@ -518,7 +526,7 @@ def _path_problem(text: str, key: str) -> str | None:
     allowed = PLACEHOLDERS.get(key, ())
     for found in re.finditer(r"\{([^{}]*)\}|[{}]", text):
         if found[1] is None or found[1] not in allowed:
-            known = " and ".join(f"{{{name}}}" for name in allowed) or "no braces"
+            known = ", ".join(f"{{{name}}}" for name in allowed) or "no braces"
             return f"holds {found[0]}, which is not filled in; there may be {known}"
     if not text.strip():
         return "is empty"

@@ -28,7 +28,7 @@ DEEPEST: Final = 30
 MOST_SHOWN: Final = 60
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INT: Final = re.compile(r"[-+]?[0-9]{1,4000}")
+_INT: Final = re.compile(r"[-+]?[0-9]{1,30}")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,9})?")
 _SWITCHES: Final = frozenset({"yes", "no", "on", "off", "y", "n"})
 
@@ -192,6 +192,8 @@ def _not_yaml(error: yaml.YAMLError, text: str, file: str) -> Mistake:
         hint = "; put text that holds a colon and a space in quotes"
     elif "could not find expected ':'" in problem:
         hint = "; a key is followed by a colon and a space"
+    elif "expected ',' or" in problem:
+        hint = "; put text that holds a brace, a bracket or a comma in quotes"
     elif "cannot start any token" in problem:
         hint = "; put the text in quotes"
     elif "alphabetic or numeric character" in problem:  # `* * * * *`
@@ -253,9 +255,11 @@ def judged(document: Document, model: type[M]) -> M | None:
     try:
         return model.model_validate_json(json.dumps(document.data))
     except ValidationError as error:
+        told = {(mistake.line, mistake.key) for mistake in document.mistakes}
         for one in error.errors():
             at = placed(one["loc"], document.data)
-            document.add(at, clause(one, at, model))
+            if (document.line(at), spelled(at)) not in told:  # reading it has said something already
+                document.add(at, clause(one, at, model))
         return None
 
 
@@ -299,7 +303,8 @@ def clause(error: ErrorDetails, at: At, model: type[BaseModel]) -> str:
         )
     if kind in _BOUNDS:
         word, name = _BOUNDS[kind]
-        return f"is {value}; it must be {word} {context[name]:g}"
+        bound = float(context[name])
+        return f"is {value}; it must be {word} {f'{int(bound):,}' if bound.is_integer() else f'{bound:g}'}"
     if kind == "string_pattern_mismatch":
         return f"{'is not one' if _secret(at) else f'is {value}'}; {_PATTERNS[_pattern_kind(at)]}"
     if kind == "string_too_short":
@@ -313,10 +318,10 @@ def clause(error: ErrorDetails, at: At, model: type[BaseModel]) -> str:
 
 
 _TYPES: Final = {
-    "string_type": "text", "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
+    "string_type": "text", "tuple_type": "a list", "list_type": "a list",
+    "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number", "int_parsing_size": "a whole number",
     "float_type": "a number", "float_parsing": "a number", "bool_type": "true or false", "bool_parsing": "true or false",
-    "tuple_type": "a list", "list_type": "a list", "dict_type": "a mapping of keys", "model_type": "a mapping of keys",
-    "model_attributes_type": "a mapping of keys",
+    "dict_type": "a mapping of keys", "model_type": "a mapping of keys", "model_attributes_type": "a mapping of keys",
 }  # fmt: skip
 _BOUNDS: Final = {
     "greater_than_equal": ("at least", "ge"), "greater_than": ("more than", "gt"),
