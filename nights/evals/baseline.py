@@ -222,6 +222,11 @@ def changes(before: Mapping[str, str], after: Mapping[str, str], what: str = "")
     )
 
 
+def only_in(ids: Sequence[str], which: str) -> str:
+    """`3 questions are in the first only`. Not which: the id of a row may be its content, and reasons are told to others."""
+    return f"{len(ids):,} {'question is' if len(ids) == 1 else 'questions are'} in {which} only"
+
+
 def short(digest: str) -> str:
     """As people read a digest."""
     return digest[:12]
@@ -248,12 +253,7 @@ def compare(
     before, after = stats.questions_of(first, metric), stats.questions_of(second, metric)
     alone = [sorted(set(one.ids) - set(other.ids)) for one, other in ((before, after), (after, before))]
     if any(alone):
-        reasons = [
-            f"{len(ids):,} {'question is' if len(ids) == 1 else 'questions are'} in {which} only"
-            for ids, which in zip(alone, (first.header.result, second.header.result), strict=True)
-            if ids
-        ]
-        # The id of a row may be its content, so it is not among the reasons, which are told to others.
+        reasons = [only_in(ids, which) for ids, which in zip(alone, (first.header.result, second.header.result), strict=True) if ids]
         raise NotComparable(
             reasons,
             where=f"{first.header.suite}/{first.header.result} and {second.header.result}",

@@ -72,7 +72,7 @@ def test_a_fall_that_may_be_chance_passes_unless_the_gate_is_strict() -> None:
     assert strict.exit_code == 1
     assert strict.sentence == (
         "The gate of arithmetic failed: exact may have fallen by 0.0572 against baseline main, more than the 0.01 allowed "
-        "(95 % interval of the difference -0.0572 to -0.0067, p = 0.062, 200 questions)."
+        "(95 % interval of the difference -0.0572 to -0.0057, p = 0.062, 200 questions)."
     )
 
 
