@@ -93,7 +93,7 @@ def diff(first: EvalResult, second: EvalResult, *, metric: str | None = None, co
     for name in compared:
         if before[name] != after[name]:
             worse = up * (after[name] - before[name]) < 0
-            shown = _shown(firsts[name], seconds[name], metric, up if worse else -up)
+            shown = _shown(firsts[name], seconds[name], stats.score_of(first, metric)[0], up if worse else -up)
             made.append(Change(name, shown[0].index, before[name], after[name], worse, *shown))
     made.sort(key=lambda one: (-one.size, one.index))
     return Diff(
@@ -208,7 +208,11 @@ def columns(width: int) -> int:
 
 def status(sample: Sample, metric: str) -> str:
     """What became of a sample, and what was read in it."""
-    parts = [f"{metric} {number(sample.scores[metric])}"]
+    parts = (
+        [f"{metric} {number(sample.scores[metric])}"]
+        if metric in sample.scores
+        else [f"{name} {number(score)}" for name, score in list(sample.scores.items())[:1]]
+    )
     if sample.outcome != "ok":
         parts.append(sample.outcome)
     if sample.parsed is not None:

@@ -79,7 +79,7 @@ def judge(result: EvalResult, gate: Gate, baseline: EvalResult | None = None, *,
     """Judge a result; `baseline`, `name`: what it is compared with, where there is one. A gate that asks nothing has state `none`."""
     check_gate(gate)
     header = result.header
-    found = stats.interval(stats.questions_of(result), seed=stats.seed_of(header.result), confidence=gate.confidence)
+    found = stats.score_interval(result, confidence=gate.confidence)
     failed = sum(sample.outcome != "ok" for sample in result.samples)
     failed_percent = 100 * failed / len(result.samples)
     comparison: stats.Comparison | None = None

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -103,38 +103,57 @@ class Comparison:
 
 
 def questions_of(result: EvalResult, metric: str | None = None, *, group: str | None = None) -> Questions:
-    """The values of a metric (the headline unless said), of one group where said. Raises UsageError where there is none to speak of."""
+    """The values of a metric (the headline unless said), of one group where said. `NAME@K` is estimated for each question from how many of
+    its draws are right, as pass@k is. Raises UsageError where there is none to speak of."""
     header = result.header
     metric = header.headline if metric is None else metric
     where = f"{header.suite}/{header.result}"
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    own, k = score_of(result, metric)
+    draws: dict[str, list[float]] = {}
     drawn: set[tuple[str, int]] = set()
     for sample in result.samples:
         if group is not None and sample.group != group:
             continue
-        if metric not in sample.scores:
+        score = sample.scores.get(own)
+        if score is None:
             known = ", ".join(sorted(sample.scores)) or "none"
-            raise UsageError(f"sample {sample.id!r} has no score `{metric}`.", where=where, fix=f"It has: {known}.")
-        if not math.isfinite(sample.scores[metric]):
-            raise UsageError(f"the score `{metric}` of sample {sample.id!r} is not a number.", where=where, fix="Mend its scorer.")
+            raise UsageError(f"sample {sample.id!r} has no score `{own}`.", where=where, fix=f"It has: {known}.")
+        if not math.isfinite(score):
+            raise UsageError(f"the score `{own}` of sample {sample.id!r} is not a number.", where=where, fix="Mend its scorer.")
         if (sample.id, sample.draw) in drawn:
             raise UsageError(f"sample {sample.id!r} is there twice.", where=where, fix="A question needs an id of its own.")
         drawn.add((sample.id, sample.draw))
-        sums[sample.id] = sums.get(sample.id, 0.0) + sample.scores[metric]
-        counts[sample.id] = counts.get(sample.id, 0) + 1
-    if not sums:
+        draws.setdefault(sample.id, []).append(score)
+    if not draws:
         raise UsageError("has no samples: there is nothing to count.", where=where if group is None else f"{where}, group {group}")
-    short = next((name for name, count in counts.items() if count != header.draws), None)
+    short = next((name for name, scores in draws.items() if len(scores) != header.draws), None)
     if short is not None:
         raise UsageError(
-            f"question {short!r} has {counts[short]} draws and the result says {header.draws}.",
+            f"question {short!r} has {len(draws[short])} draws and the result says {header.draws}.",
             where=where,
             fix="A draw that failed is a sample, too.",
         )
-    values = np.array([total / counts[name] for name, total in sums.items()], dtype=np.float64)
-    ceiling = 100.0 if metric.lower().split("-")[0].split("_")[0] in PERCENT_METRICS else 1.0
-    return Questions(tuple(sums), values, header.draws, max(ceiling, float(np.abs(values).max())))
+    if k is not None and all(score in (0.0, 1.0) for scores in draws.values() for score in scores):
+        values = np.array([at_k(len(scores), int(sum(scores)), k) for scores in draws.values()], dtype=np.float64)
+    else:
+        values = np.array([math.fsum(scores) / len(scores) for scores in draws.values()], dtype=np.float64)
+    kind = header.scorers.get(metric, metric).lower()
+    ceiling = 100.0 if kind.startswith(PERCENT_METRICS) else 1.0
+    return Questions(tuple(draws), values, header.draws, max(ceiling, float(np.abs(values).max())))
+
+
+def score_of(result: EvalResult, metric: str) -> tuple[str, int | None]:
+    """Under which name samples have a metric, and K where it is `NAME@K` of several draws: the score of a sample is then that of one."""
+    name, at, k = metric.rpartition("@")
+    if not (at and k.isdigit() and 1 < int(k) <= result.header.draws):
+        return metric, None
+    have: Collection[str] = result.samples[0].scores if result.samples else ()
+    return next((one for one in (f"{name}@1", name, metric) if one in have), metric), int(k)
+
+
+def at_k(draws: int, right: int, k: int) -> float:
+    """Chance that one of `k` of the draws is right (Chen et al. 2021)."""
+    return 1.0 - math.comb(draws - right, k) / math.comb(draws, k)
 
 
 def seed_of(*ids: str) -> int:
@@ -160,6 +179,27 @@ def interval(questions: Questions, *, seed: int, confidence: float = CONFIDENCE,
     else:
         low, high = Bootstrap(questions.values, seed, resamples).interval(confidence)
     return Interval(value, low, high, confidence, method, n, smallest_alone(questions, confidence), notice_of(n))
+
+
+def score_interval(
+    result: EvalResult, metric: str | None = None, *, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
+) -> Interval:
+    """The metric as the result's header says it. One of the whole corpus (BLEU) is not the mean of its samples' scores: their interval is
+    moved to it, and that is said."""
+    metric = result.header.headline if metric is None else metric
+    questions = questions_of(result, metric)
+    found = interval(questions, seed=seed_of(result.header.result), confidence=confidence, resamples=resamples)
+    told = result.header.metrics.get(metric, found.value)
+    if abs(told - found.value) <= 1e-6 * max(1.0, abs(told)):
+        return found
+    notice = f"{metric} is of the whole corpus: the interval is that of the mean of its samples' scores, {found.value:.4g}, moved to it"
+    return replace(
+        found,
+        value=told,
+        low=min(told, max(told + found.low - found.value, 0.0)),
+        high=max(told, min(told + found.high - found.value, questions.ceiling)),
+        notice="; ".join(one for one in (found.notice, notice) if one),
+    )
 
 
 def wilson(successes: float, n: int, confidence: float) -> tuple[float, float]:

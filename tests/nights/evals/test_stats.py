@@ -54,6 +54,26 @@ def test_two_samples_of_one_id_and_draw_are_refused() -> None:
         questions_of(result_of([1, 0], ids=["a", "a"]))
 
 
+def test_pass_at_k_is_estimated_question_by_question_from_the_draws() -> None:
+    """By counting which two of four draws are right; and the values are the same where each draw carries its question's."""
+    made = result_of([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], metric="pass@1")
+    pairs = list(itertools.combinations(range(4), 2))
+    by_hand = [sum(any(row[one] for one in pair) for pair in pairs) / len(pairs) for row in ([1, 0, 0, 0], [1, 1, 0, 0], [0] * 4, [1] * 4)]
+    assert questions_of(made, "pass@2").values.tolist() == pytest.approx(by_hand)
+    assert questions_of(made).values.tolist() == [0.25, 0.5, 0, 1]
+    carried = result_of([[value] * 4 for value in by_hand], metric="pass@2")
+    assert questions_of(carried).values.tolist() == pytest.approx(by_hand)
+
+
+def test_a_metric_of_the_whole_corpus_keeps_its_value_and_says_whose_interval_it_has() -> None:
+    made = result_of([10.0, 30.0, 50.0, 20.0] * 10, metric="bleu", metrics={"bleu": 21.5}, scorers={"bleu": "bleu 1 (sacrebleu 2.5.1)"})
+    found = stats.score_interval(made)
+    assert found.value == 21.5
+    assert found.low < 21.5 < found.high
+    assert "bleu is of the whole corpus" in (found.notice or "")
+    assert stats.score_interval(result_of([1, 0] * 20)).notice is None
+
+
 def test_no_samples_are_no_score() -> None:
     with pytest.raises(UsageError, match="has no samples"):
         questions_of(result_of([]))
