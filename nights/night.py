@@ -11,7 +11,9 @@ What each kind of job does is in `embedding` and `evaluation`; `generate` is her
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from datetime import datetime, timedelta
@@ -20,15 +22,19 @@ from typing import Any, Final
 
 import msgspec
 
-from contract.errors import InfrastructureError, NightbatchError, PlanMismatch, UsageError
+from contract.errors import InfrastructureError, NightbatchError, PlanMismatch, StoreError, UsageError
+from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind
 from contract.store import probe_mode
 from nights.guard import Accept, Doubt, keep_columns, kept_columns, look, schema_changed, shrunk
 from nights.jobs.files import JobFile
-from nights.jobs.model import WALL_CLOCK, Job, parse_span
+from nights.jobs.model import Job
+from nights.jobs.schedule import deadline_at
 from nights.lease import lease, who_am_i
+from nights.notify import Failures, ping, tell
 from nights.record import EventKind, NightEvent, NightRecord, NightState, Records, differences
 from nights.runner import Runner
+from pipelines.follow import Event, Events, Progress
 from pipelines.plan import PlannedRun, PlanRequest
 from pipelines.summary import read_summary
 from pipelines.work import Finished, Following
@@ -67,10 +73,13 @@ class Call:
     accept: frozenset[Accept] = frozenset()
     no_deadline: bool = False
     due: datetime | None = None
+    canary_always: bool = False
     pace: int | None = None
     budget_usd: float | None = None
     webhook_url: str | None = None
     allow_mixed_image: bool = False
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Where notifiers' addresses and passwords are."""
 
 
 @dataclass
@@ -86,6 +95,7 @@ class Tonight:
     before: NightRecord | None
     """The last good night of an earlier date."""
     events: list[NightEvent] = field(default_factory=list)
+    telling: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def job(self) -> Job:
@@ -137,6 +147,25 @@ class Tonight:
             limit=job.limit,
         )
 
+    def _hear(self, left: timedelta | None) -> Events:
+        """What listens to a run whose time is limited: a deadline that will be missed is told while there is something to do about it."""
+
+        def hear(event: Event) -> None:
+            if left is None or not isinstance(event, Progress) or any(one.kind == "deadline_near" for one in self.events):
+                return
+            needed = time_needed(event)
+            if needed is not None and event.elapsed_s + needed > left.total_seconds():
+                self.happened(
+                    "deadline_near",
+                    f"{event.ok + event.failed:,} of {event.rows:,} rows are done after {event.elapsed_s / 60:.0f} min; "
+                    f"the others need about {needed / 60:.0f} min more, and the deadline is in {left.total_seconds() / 60:.0f} min",
+                )
+                task = asyncio.ensure_future(tell_now(self))
+                self.telling.add(task)
+                task.add_done_callback(self.telling.discard)
+
+        return hear
+
     async def complete(self, planned: PlannedRun, out: str | None, *, spent_usd: float = 0.0) -> Finished:
         """Bring a run to its end, and add it to the record. Raises Stopped where it did not come to one."""
         plan = planned.plan
@@ -155,7 +184,7 @@ class Tonight:
             usd_planned=self.record.usd_planned + (plan.estimate.usd.likely if plan.run not in self.record.runs else 0.0),
             facts={**self.record.facts, **facts_of(plan)},
         )
-        finished = await self.runner.complete(planned, following)
+        finished = await self.runner.complete(planned, following, self._hear(following.deadline))
         result = finished.result
         done = (earlier.ok + earlier.failed if earlier.state != "complete" else result.rows) if earlier is not None else 0
         await self.note_down(
@@ -182,26 +211,19 @@ class DeadlinePassed(NightbatchError):
 
 
 Do = Callable[[Tonight], Awaitable[None]]
+EARLY: Final = 0.1
+"""Share of the rows that must be done before it is foretold when all will be."""
 
 
 # --- pure pieces ---------------------------------------------------------------------------------------------------------------------
 
 
-def deadline_of(job: Job, began: datetime) -> datetime | None:
-    """The instant of a job's deadline for a night that began then: a span after it, or the next such time of day in the job's zone."""
-    if job.deadline is None:
+def time_needed(progress: Progress) -> float | None:
+    """Seconds until all rows are done, at the speed so far; None while it is too early to tell."""
+    done = progress.ok + progress.failed
+    if done < EARLY * progress.rows or not done or progress.elapsed_s <= 0:
         return None
-    span = parse_span(job.deadline)
-    if span is not None:
-        return began + span
-    found = WALL_CLOCK.fullmatch(job.deadline)
-    assert found is not None
-    local = began.astimezone(job.zone)
-    at = local.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
-    if at <= local:
-        day = local.date() + timedelta(days=1)
-        at = at.replace(year=day.year, month=day.month, day=day.day)
-    return at.astimezone(began.tzinfo)
+    return (progress.rows - done) * progress.elapsed_s / done
 
 
 def facts_of(plan: Plan) -> dict[str, str]:
@@ -269,7 +291,10 @@ async def run_night(file: JobFile, date: str, runner: Runner, call: Call = Call(
         if there is not None and there.state == "done":
             return Ended(there, repeated=True)
         tonight = await _begin(file, date, runner, call, records, there)
-        await _do(tonight)
+        try:
+            await _do(tonight)
+        finally:
+            await after(tonight)
     return Ended(tonight.record)
 
 
@@ -285,7 +310,7 @@ async def _begin(file: JobFile, date: str, runner: Runner, call: Call, records: 
         state="running",
         began=began,
         due=call.due if call.due is not None else (there.due if there is not None else None),
-        deadline=None if call.no_deadline else deadline_of(job, began),
+        deadline=None if call.no_deadline else deadline_at(job.deadline, began, job.zone),
         by=who_am_i(),
         runs=there.runs if there is not None else (),
     )
@@ -330,6 +355,57 @@ async def _end(tonight: Tonight, state: NightState, sentence: str, exit_code: in
         seconds=max(0.0, (now - record.began).total_seconds()),
         changed=differences(before, facts),
     )
+
+
+async def after(tonight: Tonight) -> None:
+    """The night's page, and those who want to hear of it. Nothing here can fail a night; what went wrong is a notice."""
+    await asyncio.gather(*tonight.telling, return_exceptions=True)
+    notices: list[str] = []
+    try:
+        from nights.report.write import write_night_report
+
+        await write_night_report(tonight.records, tonight.record)
+    except (NightbatchError, OSError) as error:
+        notices.append(f"no report was written: {error}")
+    await tell_now(tonight)
+    if tonight.record.state == "done" and (why := await _ping(tonight)) is not None:
+        notices.append(why)
+    for notice in notices:
+        tonight.runner.note(notice)
+    if notices:
+        with suppress(StoreError):
+            await tonight.note_down(notices=(*tonight.record.notices, *notices))
+
+
+async def tell_now(tonight: Tonight) -> None:
+    """Tell whoever wants it of what happened so far; what could not be told is a notice of the record."""
+    job, runner = tonight.job, tonight.runner
+    if not job.notify or not tonight.events:
+        return
+    failures: list[Failures] = []
+    record = msgspec.structs.replace(tonight.record, events=tuple(tonight.events))
+    with suppress(NightbatchError):
+        for run in record.runs[-1:]:
+            kept = await read_summary(runner.store, RunUri.parse(run).keys)
+            failures = [Failures(one.code, one.rows, one.example) for one in kept.failures] if kept is not None else []
+    found = await tell(record, job.notify, runner.store, prefix=tonight.records.prefix, environ=tonight.call.environ, failures=failures)
+    notices = [one.notice for one in found if one.notice is not None and one.notice not in record.notices]
+    for notice in notices:
+        runner.note(notice)
+    if notices:
+        with suppress(StoreError):
+            await tonight.note_down(notices=(*tonight.record.notices, *notices))
+
+
+async def _ping(tonight: Tonight) -> str | None:
+    schedule = tonight.job.schedule
+    if schedule is None or schedule.ping_url_env is None:
+        return None
+    url = tonight.call.environ.get(schedule.ping_url_env, "").strip()
+    if not url:
+        return f"the dead man's switch was not told: the variable {schedule.ping_url_env} is not set"
+    why = await ping(url)
+    return None if why is None else f"the dead man's switch was not told: {why}"
 
 
 async def finish_well(tonight: Tonight, sentence: str, *, exit_code: int = 0) -> None:

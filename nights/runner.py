@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from contract.facts import Stack
+from contract.models import Plan
 from contract.store import Store
-from pipelines.plan import PlannedRun, PlanRequest
+from pipelines.follow import Event, Events, ignore
+from pipelines.plan import PlanEvent, PlannedRun, PlanRequest
 from pipelines.runs import load_run
-from pipelines.work import Buckets, Finished, Following, MakeLimits, Watch, buckets_of, finish, plan
+from pipelines.work import Buckets, Finished, Following, MakeLimits, RowsDone, Watch, buckets_of, finish, plan
 
 
 class Runner(Protocol):
@@ -48,9 +50,10 @@ class Runner(Protocol):
         """As `pipelines.plan.plan_run`: the same request over the same rows finds its run again."""
         ...
 
-    async def complete(self, planned: PlannedRun, how: Following) -> Finished:
-        """Send, follow, collect and verify; a run that is complete already is only collected and verified again. What stopped it, if it was
-        stopped, is in the result: no exception for what a run can come to."""
+    async def complete(self, planned: PlannedRun, how: Following, hear: Events = ignore) -> Finished:
+        """Send, follow, collect and verify; a run that is complete already is only collected and verified again. `hear` is told what the
+        run does, beside whoever looks on. What stopped it, if it was stopped, is in the result: no exception for what a run can come to.
+        """
         ...
 
 
@@ -83,12 +86,42 @@ class StackRunner:
     async def plan(self, request: PlanRequest, *, dry_run: bool = False) -> PlannedRun:
         return await plan(self._stack, request, self._watch, dry_run=dry_run)
 
-    async def complete(self, planned: PlannedRun, how: Following) -> Finished:
+    async def complete(self, planned: PlannedRun, how: Following, hear: Events = ignore) -> Finished:
         began = time.monotonic()
         run = await load_run(self._buckets.main, planned.uri)
         return await finish(
-            self._stack, run, self._buckets, how, self._watch, began=began, said=planned.notices, live_limits=self._live_limits
+            self._stack, run, self._buckets, how, _Both(self._watch, hear), began=began, said=planned.notices, live_limits=self._live_limits
         )
+
+
+class _Both(Watch):
+    """A watch, and another ear for what a run does."""
+
+    def __init__(self, watch: Watch, hear: Events) -> None:
+        self._watch = watch
+        self._hear = hear
+
+    def planning(self, event: PlanEvent) -> None:
+        self._watch.planning(event)
+
+    def rows(self, phase: Literal["collecting", "verifying"]) -> RowsDone | None:
+        return self._watch.rows(phase)
+
+    def note(self, text: str) -> None:
+        self._watch.note(text)
+
+    @asynccontextmanager
+    async def _following(self, stack: Stack, plan: Plan) -> AsyncIterator[Events]:
+        async with self._watch.following(stack, plan) as events:
+
+            def both(event: Event) -> None:
+                events(event)
+                self._hear(event)
+
+            yield both
+
+    def following(self, stack: Stack, plan: Plan) -> AbstractAsyncContextManager[Events]:
+        return self._following(stack, plan)
 
 
 @asynccontextmanager

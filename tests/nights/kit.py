@@ -21,7 +21,7 @@ from contract.memory import MemoryStore, Objects
 from contract.models import JobRequest, StoreMode
 from contract.protocol import Health, JobStatus
 from contract.rows import RowError
-from pipelines.follow import drive
+from pipelines.follow import Events, drive, ignore
 from pipelines.plan import PlannedRun, PlanRequest, plan_run
 from pipelines.runpod import Timer
 from pipelines.runs import load_run
@@ -150,7 +150,7 @@ class NightHouse:
         self.notes += planned.notices
         return planned
 
-    async def complete(self, planned: PlannedRun, how: Following) -> Finished:
+    async def complete(self, planned: PlannedRun, how: Following, hear: Events = ignore) -> Finished:
         self.on_complete(planned)
         began = time.monotonic()
         store = self.store
@@ -170,6 +170,7 @@ class NightHouse:
             pace=how.pace,
             deadline=store.now() + deadline if deadline else None,
             allow_mixed_image=how.allow_mixed_image,
+            events=hear,
             webhooks=False,
         )
         buckets = Buckets(self.stack)

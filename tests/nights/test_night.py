@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from contract.rows import RowError
 from nights.jobs.files import JobFile
 from nights.jobs.model import Job
 from nights.lease import Held, LeaseFile, holder
-from nights.night import Call, Ended, deadline_of, run_night
+from nights.night import Call, Ended, run_night, time_needed
 from nights.record import Records
+from pipelines.follow import Progress
 from tests.nights.kit import START, NightHouse
+from tests.nights.receivers import receiver
 from tests.pipelines.planning import write_jsonl
 
 DATE = "2026-03-10"
@@ -356,17 +358,77 @@ async def test_what_changed_since_the_last_good_night_is_said(tmp_path: Path) ->
     assert any(line.startswith("dataset: ") for line in record.changed)
 
 
-@pytest.mark.parametrize(
-    ("deadline", "zone", "began", "ends"),
-    [
-        ("6h", "UTC", "2026-03-10T01:30", "2026-03-10T07:30"),
-        ("06:30", "UTC", "2026-03-10T01:30", "2026-03-10T06:30"),
-        ("06:30", "UTC", "2026-03-10T22:00", "2026-03-11T06:30"),
-        ("06:30", "Europe/Berlin", "2026-03-28T23:00", "2026-03-29T04:30"),  # the clocks go forward in that night
-        ("06:30", "Europe/Berlin", "2026-10-24T23:00", "2026-10-25T05:30"),  # and back in that one
-    ],
-)
-def test_a_deadline_is_a_span_or_the_next_such_time_of_day(deadline: str, zone: str, began: str, ends: str) -> None:
-    job = job_of(deadline=deadline, schedule={"cron": "0 0 * * *", "timezone": zone})
-    found = deadline_of(job, datetime.fromisoformat(began).replace(tzinfo=UTC))
-    assert found == datetime.fromisoformat(ends).replace(tzinfo=UTC)
+# --- what follows a night ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_night_leaves_its_page_and_tells_who_wants_to_hear(tmp_path: Path) -> None:
+    house = NightHouse(says=lambda text: RowError(code="too_long", message="no") if text == "text 3" else "yes")
+    rows(tmp_path)
+    async with receiver() as there:
+        job = job_of(notify=[{"kind": "webhook", "url_env": "HOOK", "on": ["rows_failed"]}])
+        record = (await night(house, tmp_path, job, environ={"HOOK": there.url})).record
+        await night(house, tmp_path, job, environ={"HOOK": there.url})
+    assert record.state == "done"
+    assert [body["event"] for body in there.bodies] == ["rows_failed"]
+    assert there.bodies[0]["failures"] == [{"code": "too_long", "rows": 1}]
+    page = (await house.store.get(f"nights/answers/{DATE}.html")).data.decode()
+    assert page.startswith(("<!DOCTYPE html>", "<!doctype html>"))
+
+
+async def test_an_unreachable_notifier_fails_no_night_and_the_record_says_so(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    job = job_of(notify=[{"kind": "webhook", "url_env": "HOOK", "on": ["success"]}], schedule={"cron": "0 2 * * *", "ping_url_env": "PING"})
+    record = (await night(house, tmp_path, job, environ={})).record
+    assert (record.state, record.exit_code) == ("done", 0)
+    assert "webhook ($HOOK) could not be told of success: the variable HOOK is not set" in record.notices
+    assert "the dead man's switch was not told: the variable PING is not set" in record.notices
+
+
+async def test_a_night_that_is_done_is_told_to_the_dead_mans_switch_and_one_that_failed_is_not(tmp_path: Path) -> None:
+    house = NightHouse()
+    job = job_of(schedule={"cron": "0 2 * * *", "ping_url_env": "PING"})
+    async with receiver() as there:
+        await night(house, tmp_path, job, environ={"PING": there.url})
+        assert not there.heard
+        rows(tmp_path)
+        await night(house, tmp_path, job, environ={"PING": there.url})
+    assert len(there.heard) == 1
+
+
+def progress(done: int, elapsed_s: float, rows: int = 100) -> Progress:
+    return Progress(
+        rows=rows, ok=done, failed=0, shards={}, attempts=1, workers=None, worker_seconds=1.0, usd_estimated=0.0, usd_reserved=0.0,
+        elapsed_s=elapsed_s,
+    )  # fmt: skip
+
+
+def test_when_all_rows_will_be_done_is_foretold_from_the_speed_so_far() -> None:
+    assert time_needed(progress(5, 60)) is None
+    assert time_needed(progress(25, 60)) == pytest.approx(180)
+    assert time_needed(progress(100, 60)) == 0
+    assert time_needed(progress(0, 60, rows=0)) is None
+
+
+async def test_a_deadline_that_will_be_missed_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    async with receiver() as there:
+        told_early: list[int] = []
+        complete = house.complete
+
+        async def slow(planned: Any, how: Any, hear: Any = None) -> Any:
+            hear(progress(20, 600))  # 40 minutes more, and the deadline is in 30
+            while not there.heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            told_early.append(len(there.heard))
+            hear(progress(30, 900))
+            return await complete(planned, how, hear)
+
+        house.complete = slow  # type: ignore[method-assign]
+        job = job_of(deadline="30m", notify=[{"kind": "webhook", "url_env": "HOOK", "on": ["deadline_near"]}])
+        record = (await night(house, tmp_path, job, environ={"HOOK": there.url})).record
+    assert told_early == [1]
+    assert len(there.heard) == 1
+    assert record.state == "done"
+    assert "20 of 100 rows are done after 10 min; the others need about 40 min more" in there.bodies[0]["sentence"]
