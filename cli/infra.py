@@ -26,23 +26,24 @@ def project_here(environ: Mapping[str, str] = os.environ) -> Project:
     return engine.Project(engine.project_folder(environ), engine.pulumi_env(environ))
 
 
-def project_of(stack: str, environ: Mapping[str, str] = os.environ) -> Project:
+def project_of(stack: str, environ: Mapping[str, str] = os.environ, here: Project | None = None) -> Project:
     """The project that a stack is in: of `local` the one beside the state of `local up --pulumi`, where that made it. The program asks
-    RunPod with the stack's own key, where there is one (contract.facts says which); one in Pulumi's config goes before it."""
+    RunPod with the stack's own key, where there is one (contract.facts says which); one in Pulumi's config goes before it. `here`: what
+    `project_here` gave, where that is known."""
     from dataclasses import replace
 
     from contract.facts import API_KEY_ENV, api_key_env
 
     if stack == LOCAL:
-        from cli.local import pulumi_project, state_path
+        from cli.local import local_project, state_path
         from emulator import local
         from infra.review import engine
 
         directory = local.local_dir(environ)
         if state_path(directory).exists():
             needs_pulumi()
-            return pulumi_project(directory, engine.project_folder(environ), engine.find_cli(environ))
-    project = project_here(environ)
+            return local_project(directory, engine.project_folder(environ), engine.find_cli(environ))
+    project = here or project_here(environ)
     own = environ.get(api_key_env(stack, environ))
     return replace(project, env={**project.env, API_KEY_ENV: own}) if own else project
 
@@ -77,7 +78,7 @@ def preview(
         raise UsageError("no report can be written there.", where=f"--out {out}", fix="Name a file in a folder that exists.")
     project = project_here(environ)
     names = tuple(dict.fromkeys(stacks)) or previews.default_stacks(project.folder)
-    projects = {stack: project_of(stack, environ) for stack in names}
+    projects = {stack: project_of(stack, environ, project) for stack in names}
     keys = {stack: key for stack, of in projects.items() if (key := of.env.get(API_KEY_ENV))}
     asked = previews.Asked(names, refresh=frozenset(keys) if refresh is None else refresh)
     found = previews.preview_all(projects.__getitem__, asked, on_done=lambda stack: say(f"previewed {stack}"))

@@ -80,7 +80,7 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
                 "the local stack runs already, and Pulumi did not make it.", fix=f"Stop it ({program()} local down), then start it again."
             )
     status = local.up(without_endpoints(config), on_progress=say)
-    project = pulumi_project(directory, source, cli)
+    project = local_project(directory, source, cli)
     say(f"pulumi up of stack local ({cli})")
     project.ensure_stack(LOCAL)
     project.up(LOCAL, "--refresh", "--suppress-outputs", on_line=lambda line: say(f"  {line}") if line.strip() else None).expect(
@@ -91,7 +91,7 @@ def up_by_pulumi(directory: Path, models: Sequence[str]) -> int:
     return show(local.status(directory) if status.state == "running" else status, by_pulumi=True)
 
 
-def pulumi_project(directory: Path, source: Path, cli: Path) -> Project:
+def local_project(directory: Path, source: Path, cli: Path) -> Project:
     """The project of a running local stack that `up --pulumi` made: its program and stack file as they are in `source` now, its state in
     the state folder. Raises EmulatorError where the stack does not run."""
     from emulator import local

@@ -57,6 +57,23 @@ class Engine:
             gate.write("go\n")
 
 
+def test_each_stack_is_previewed_in_its_own_project_and_looked_at_where_it_has_a_key(tmp_path: Path) -> None:
+    """Stacks of several accounts, of which one has no key."""
+    (tmp_path / "pulumi").write_text('#!/bin/sh\necho "{\\"config\\": {\\"asked\\": \\"$* with $RUNPOD_API_KEY\\"}}"\n')
+    (tmp_path / "pulumi").chmod(0o755)
+    keys = {"dev": "of-a", "prod": "of-b", "staging": ""}
+
+    def project(stack: str) -> Project:
+        return Project(tmp_path, {"PATH": f"{tmp_path}:/usr/bin:/bin", "RUNPOD_API_KEY": keys[stack]})
+
+    found = preview_all(project, Asked(tuple(keys), refresh=frozenset({"dev", "prod"})))
+    asked = {one.stack: (one.digest or {})["config"]["asked"] for one in found}
+    assert {stack: ("--refresh" in words, words.rpartition(" with ")[2]) for stack, words in asked.items()} == {
+        "dev": (True, "of-a"), "prod": (True, "of-b"), "staging": (False, "")
+    }  # fmt: skip
+    assert [one.refreshed for one in found] == [True, True, False]
+
+
 def test_previews_run_two_at_once_and_come_back_in_order(tmp_path: Path) -> None:
     stacks = ("a", "b", "c", "d", "e")
     engine = Engine(tmp_path, stacks)
