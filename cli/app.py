@@ -352,6 +352,27 @@ def image_pin(
     return operate.pin_image(work.Where(stack), tag, endpoint)
 
 
+@app.command("report", short_help="One HTML page of a run or a night, or an index.")
+@guarded
+def report(
+    name: o.RunOrJob = None,
+    date: o.Date = None,
+    out: o.PageOut = None,
+    no_rows: o.NoRows = False,
+    store: o.StoreReport = False,
+    index: o.Index = False,
+    last: o.Last = None,
+    stack: o.StackOfRun = None,
+    facts: o.Facts = None,
+    json_output: o.Json = False,
+) -> int:
+    """Write one self-contained HTML page: what a run or a night came to, what it cost, what failed; or an index over all of them."""
+    from cli import reports, work
+
+    asked = reports.Reporting(name, date=date, out=out, rows=not no_rows, store=store, index=index, last=last)
+    return reports.report(work.Where(stack, facts), asked)
+
+
 @app.command("version", short_help="Which Nightbatch this is.")
 @guarded
 def version(json_output: o.Json = False) -> int:

@@ -198,3 +198,14 @@ AllowDestructive = Annotated[
     bool, typer.Option("--allow-destructive", help="What would destroy something is reported, and is no reason to end with 1.")
 ]
 ByPulumi = Annotated[bool, typer.Option("--pulumi", help="Make its endpoints by a real `pulumi up` of the stack `local`.")]
+RunOrJob = Annotated[
+    str | None, typer.Argument(metavar="RUN|JOB", help="A run's id or s3:// address, or a job: its latest night.", show_default=False)
+]
+Date = Annotated[str | None, typer.Option("--date", metavar="DATE", help="The job's night of this date, 2026-11-30.", show_default=False)]
+PageOut = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Where the page goes; with --index a folder.", show_default=False)
+]
+NoRows = Annotated[bool, typer.Option("--no-rows", help="Leave row content out: ids and messages of failed rows, workers' words.")]
+StoreReport = Annotated[bool, typer.Option("--store", help="Keep the page beside the run, or the night's record, as well.")]
+Index = Annotated[bool, typer.Option("--index", help="Instead of one: all of the stack's nights and runs, each with its page.")]
+Last = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="The index has so many; else 200.", show_default=False)]

@@ -37,7 +37,8 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069
 """Control characters (but newline and tab), those that turn the direction of text, and bytes that were no text: shown escaped."""
 
 COMMAND = re.compile(
-    r"(?<![\w./-])nightbatch (?=(?:run|plan|submit|resume|status|collect|verify|cancel|runs|doctor|stop|start|local|image|preview|drift)\b)"
+    r"(?<![\w./-])nightbatch "
+    r"(?=(?:run|plan|submit|resume|status|collect|verify|cancel|runs|doctor|stop|start|local|image|preview|drift|report)\b)"
 )
 
 
