@@ -141,6 +141,7 @@ class Emulator:
         self._port = 0
         self._volumes_port = 0
         self._volumes_runner: web.AppRunner | None = None
+        self._volume_proxy: VolumeProxy | None = None
         self._identity: Identity
         self._meters_saved = 0.0
         self.failed: asyncio.Future[None]
@@ -449,6 +450,8 @@ class Emulator:
 
     async def drop_bucket(self, volume: str) -> None:
         if self.s3 is not None:
+            if self._volume_proxy is not None:
+                await self._volume_proxy.close(volume)
             await self.s3.drop_bucket(volume)
 
     # --- inside: the parts ----------------------------------------------------------------------------------------
@@ -564,7 +567,7 @@ class Emulator:
             await self._start_volumes(self.s3, identity)
 
     async def _start_volumes(self, s3: SeaweedS3, identity: Identity) -> None:
-        proxy = VolumeProxy(
+        self._volume_proxy = proxy = VolumeProxy(
             lambda: self.account.volumes,
             upstream=lambda: s3.endpoint_url,
             own=s3.client_keys,

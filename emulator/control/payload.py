@@ -92,6 +92,8 @@ class Payload:
         """`kind` and `trailer`: the headers x-amz-content-sha256 and x-amz-trailer. `length`: what the object will have."""
         self.length = length
         self.refusal: S3Refusal | None = None
+        self.passed = length == 0
+        """All of it is with whoever iterates: what it makes of it can no longer be prevented."""
         self._content = content
         self._kind = kind
         self._signer = signer if "-HMAC-" in kind else None
@@ -124,6 +126,7 @@ class Payload:
             raise S3Refusal(400, "IncompleteBody", "the body is shorter than it was said to be")
         if whole is not None and whole.hexdigest() != self._kind:
             raise S3Refusal(400, "XAmzContentSHA256Mismatch", "the body is not what x-amz-content-sha256 says")
+        self.passed = True
         if held:
             yield held
 

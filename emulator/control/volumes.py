@@ -10,6 +10,7 @@ is taken.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import hmac
 import re
@@ -32,6 +33,8 @@ PUT_LIMIT: Final = 500_000_000
 """Bytes; a single put must be smaller, a part may have as many."""
 SKEW_S: Final = 3600.0
 """RunPod takes clocks that are up to an hour off."""
+CLOSE_TIMEOUT_S: Final = 30.0
+"""How long the deletion of a volume waits for what is written to it."""
 UNSUPPORTED: Final = frozenset(
     {
         "accelerate", "acl", "analytics", "cors", "delete", "encryption", "intelligent-tiering", "inventory", "legal-hold", "lifecycle",
@@ -77,6 +80,7 @@ class VolumeProxy:
         self._secrets = {pair.access: pair.secret for pair in keys}
         self._seam = seam
         self._session: aiohttp.ClientSession | None = None
+        self._writes: dict[str, dict[asyncio.Task[aiohttp.ClientResponse], Payload]] = {}
         self.requests = 0
 
     def app(self) -> web.Application:
@@ -84,6 +88,17 @@ class VolumeProxy:
         app.router.add_route("*", "/{path:[\\s\\S]*}", self._entry, expect_handler=self._expect)
         app.cleanup_ctx.append(self._connected)
         return app
+
+    async def close(self, volume: str) -> None:
+        """Return when nothing can be written to a volume any more, which is one no longer: a late write would make its bucket anew. Uploads
+        that are under way end with NoSuchBucket."""
+        writes = dict(self._writes.get(volume, ()))
+        for task, body in writes.items():
+            if not body.passed:
+                body.refusal = _no_volume()
+                task.cancel()
+        if writes:
+            await asyncio.wait(writes, timeout=CLOSE_TIMEOUT_S)
 
     async def _connected(self, app: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
@@ -136,11 +151,11 @@ class VolumeProxy:
         if not key and request.method in ("PUT", "DELETE", "POST"):
             raise _unsupported(f"{request.method} of a bucket")
         if bucket not in self._volumes():
-            raise S3Refusal(404, "NoSuchBucket", "the network volume does not exist")
+            raise _no_volume()
         _check_key(key)
         self._check_size(request)
         source = request.headers.get("x-amz-copy-source")
-        return await self._forward(request, path, signer, None if source is None else self._copy_source(source))
+        return await self._forward(request, path, bucket, signer, None if source is None else self._copy_source(source))
 
     def _copy_source(self, text: str) -> str:
         """The header in the form that goes on."""
@@ -189,8 +204,7 @@ class VolumeProxy:
 
     # --- forwarding -----------------------------------------------------------------------------------------------
 
-    async def _forward(self, request: web.Request, path: str, signer: ChunkSigner, source: str | None) -> web.StreamResponse:
-        assert self._session is not None
+    async def _forward(self, request: web.Request, path: str, bucket: str, signer: ChunkSigner, source: str | None) -> web.StreamResponse:
         base = self._upstream()
         query = _canonical(request.raw_path.partition("?")[2])
         headers = {"host": base.partition("://")[2]}
@@ -215,9 +229,7 @@ class VolumeProxy:
         url = URL(base + path + (f"?{query}" if query else ""), encoded=True)
         response: web.StreamResponse | None = None
         try:
-            async with self._session.request(
-                request.method, url, headers=signed, data=body if body.length else None, allow_redirects=False
-            ) as answer:
+            async with await self._sent(request.method, url, signed, body, bucket) as answer:
                 response = web.StreamResponse(status=answer.status)
                 for name, value in answer.headers.items():
                     if name.lower() not in _HOP and not name.lower().startswith("seaweed-"):
@@ -232,6 +244,30 @@ class VolumeProxy:
             if response is not None and response.prepared:
                 return hang_up(request)  # a whole answer is no longer to be had: it must not look like one
             raise body.refusal or S3Refusal(502, "BadGateway", "the storage behind the volume does not answer") from None
+
+    async def _sent(self, method: str, url: URL, headers: Mapping[str, str], body: Payload, bucket: str) -> aiohttp.ClientResponse:
+        """The storage's answer to a request. One that writes may be ended by `close`."""
+        if bucket not in self._volumes():
+            raise _no_volume()  # it was deleted while the request was looked at
+        if method in ("GET", "HEAD"):
+            return await self._ask(method, url, headers, body)
+        task = asyncio.get_running_loop().create_task(self._ask(method, url, headers, body))
+        writes = self._writes.setdefault(bucket, {})
+        writes[task] = body
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if body.refusal is not None:
+                raise body.refusal from None
+            raise
+        finally:
+            del writes[task]
+            if not writes:
+                self._writes.pop(bucket, None)
+
+    async def _ask(self, method: str, url: URL, headers: Mapping[str, str], body: Payload) -> aiohttp.ClientResponse:
+        assert self._session is not None
+        return await self._session.request(method, url, headers=headers, data=body if body.length else None, allow_redirects=False)
 
     def _check_size(self, request: web.Request) -> None:
         if request.method != "PUT":
@@ -305,6 +341,10 @@ def _canonical(query: str) -> str:
     pairs = [part.partition("=") for part in query.split("&") if part]
     encoded = sorted((quote(_decoded(name), safe="-_.~"), quote(_decoded(value), safe="-_.~")) for name, _, value in pairs)
     return "&".join(f"{name}={value}" for name, value in encoded)
+
+
+def _no_volume() -> S3Refusal:
+    return S3Refusal(404, "NoSuchBucket", "the network volume does not exist")
 
 
 def _unsupported(what: str) -> S3Refusal:

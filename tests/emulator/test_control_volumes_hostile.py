@@ -494,6 +494,27 @@ async def test_a_volume_in_use_is_neither_deleted_nor_emptied(attacker: Attacker
         await rest.delete(f"/serverless/{made['id']}")
 
 
+@pytest.mark.parametrize("sent", [0, 300_000, 999_999, 1_000_000])
+async def test_an_upload_under_way_does_not_bring_a_deleted_volume_back(running: tuple[Emulator, Rest], sent: int) -> None:
+    emulator, rest = running
+    volume = (await rest.post("/network-volumes", {"name": "v", "size": 10, "dataCenter": "EU-RO-1"}))["id"]
+    attacker = Attacker(emulator, volume)
+    reader, writer = await asyncio.open_connection(*attacker.host.split(":"))
+    writer.write(attacker.head("PUT", f"/{volume}/k", more=b"content-length: 1000000\r\n") + bytes(sent))
+    await writer.drain()
+    await asyncio.sleep(0.1)
+    await rest.delete(f"/network-volumes/{volume}")
+    if sent < 1_000_000:
+        writer.write(bytes(1_000_000 - sent))
+    status = (await asyncio.wait_for(reader.readline(), 20)).split()[1]
+    assert status == (b"200" if sent == 1_000_000 else b"404")
+    writer.close()
+    assert emulator.s3 is not None
+    listed = await emulator.s3._call("GET", "/")
+    assert listed is not None
+    assert volume.encode() not in listed[1]
+
+
 async def test_many_deletions_at_once_are_one(running: tuple[Emulator, Rest]) -> None:
     _, rest = running
     volume = (await rest.post("/network-volumes", {"name": "v", "size": 10, "dataCenter": "EU-RO-1"}))["id"]
