@@ -58,7 +58,7 @@ def serve(redactor: Redactor) -> int:
     identity = Identity(
         worker_id=os.environ.get("RUNPOD_POD_ID", "local"),
         image=settings.image,
-        versions={**info.versions, "runpod": str(runpod.__version__)},
+        versions={**info.versions, "dtype": info.dtype, "runpod": str(runpod.__version__)},
     )
     worker = Worker(settings, engine, identity=identity, redactor=redactor, leave=leave)
 
