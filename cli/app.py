@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 from cli import options as o
+from cli import schedules
 from cli.policy import begin, ended, explain, guarded, program, say_interrupted
 
 PLAIN = {
@@ -34,6 +36,7 @@ local = typer.Typer(name="local", help="RunPod's stand-in and a real S3 server o
 app.add_typer(local)
 image = typer.Typer(name="image", help="Container images of a stack.", **PLAIN)  # type: ignore[arg-type]
 app.add_typer(image)
+app.add_typer(schedules.app)
 
 
 @app.command("run", short_help="Dataset in, output file out: all steps in order.")
@@ -405,6 +408,16 @@ def drift(stack: o.OneStack, json_output: o.Json = False) -> int:
     from cli import infra
 
     return infra.drift(stack)
+
+
+@app.command("schema", short_help="The JSON schema of job files, for editors.")
+@guarded
+def schema(
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where it goes; else to stdout.", show_default=False)] = None,
+    json_output: o.Json = False,
+) -> int:
+    """Print the JSON schema of job files, by which editors complete and check them; docs/jobs.md says how."""
+    return schedules.schema(out)
 
 
 @local.command("up", short_help="Start it in the background.")

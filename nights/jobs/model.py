@@ -257,7 +257,7 @@ class Webhook(_Notifier):
     url_env: EnvName | None = None
     """The variable that holds the address, if it is one."""
     secret_env: EnvName | None = None
-    """The variable with the secret that the message is signed with (HMAC-SHA256)."""
+    """The variable with the secret that the message is signed with, as the Standard Webhooks specification says."""
 
 
 class Slack(_Notifier):
