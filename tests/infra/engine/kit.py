@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 import urllib.error
@@ -40,6 +41,13 @@ def eventually(condition: Callable[[], T | None], what: str, timeout_s: float = 
             return found
         assert time.monotonic() < until, f"in {timeout_s:.0f} s it did not come to this: {what}"
         time.sleep(0.02)
+
+
+def kill(*pids: int) -> None:
+    """kill -9 of each that is still there: the end of one may have ended another."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class LeapClock(RealClock):

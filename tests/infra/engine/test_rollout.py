@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
@@ -13,7 +12,7 @@ import pytest
 
 from infra.review import engine
 from infra.review.engine import Done
-from tests.infra.engine.kit import IMAGE, NEXT_IMAGE, Cloud, Json, Site, endpoint, eventually
+from tests.infra.engine.kit import IMAGE, NEXT_IMAGE, Cloud, Json, Site, endpoint, eventually, kill
 
 pytestmark = [pytest.mark.pulumi, pytest.mark.timeout(300)]
 
@@ -99,8 +98,7 @@ def test_a_strict_rollout_that_was_killed_is_completed_by_the_next_up(site: Site
     cloud.until_live("gen", lambda found: found["workers"]["max"] == 0, "the rollout has begun")
     killed = engine.session_members(processes[0].pid)
     assert len(killed) >= 3, "engine, language host, provider"
-    for pid in killed if everything else killed[:0]:
-        os.kill(pid, signal.SIGKILL)
+    kill(*(killed if everything else ()))
     processes[0].send_signal(signal.SIGKILL)
     thread.join(60)
     assert ended[0].returncode == 128 + signal.SIGKILL

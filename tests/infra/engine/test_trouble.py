@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
@@ -13,7 +12,7 @@ import pytest
 from emulator.faults import DROP, PASS, Action, Message
 from infra.provider.resources.endpoint import MARKER, marker_of
 from infra.review import engine
-from tests.infra.engine.kit import IMAGE, NEXT_IMAGE, Cloud, Json, Site, endpoint, item, volume
+from tests.infra.engine.kit import IMAGE, NEXT_IMAGE, Cloud, Json, Site, endpoint, item, kill, volume
 
 pytestmark = [pytest.mark.pulumi, pytest.mark.timeout(300)]
 
@@ -242,8 +241,7 @@ class Killer:
     def __call__(self, message: Message) -> Action:
         if not self.killed.is_set() and self.when(message) != PASS and self.process is not None:
             self.killed.set()
-            for pid in engine.session_members(self.process.pid) if self.everything else (self.process.pid,):
-                os.kill(pid, signal.SIGKILL)
+            kill(*(engine.session_members(self.process.pid) if self.everything else (self.process.pid,)))
             return DROP
         return PASS
 
