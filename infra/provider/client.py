@@ -39,8 +39,8 @@ CONNECT_S: Final = 10.0
 SILENCE_S: Final = 60.0
 """How long RunPod may say nothing at all, in all requests of a client together, before it counts as out of reach: a wrong address or a
 cable that is not plugged in does not mend itself while somebody waits. Once it has answered, a whole deadline is waited."""
-PROBE_S: Final = 15.0
-"""How often it is then tried again."""
+PROBES: Final = 4
+"""So often in that time it is then tried again: every 15 seconds."""
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 8.0
 MAX_ANSWER: Final = 16 << 20
@@ -93,7 +93,7 @@ class RestClient:
 
     `deadline_s`: for one call with all its repetitions. `session`: an aiohttp session to use and leave open. `clock` and `sleep`: time, as
     tests bring it. A 429 makes every request of this client wait, because the limit is the account's. A RunPod that says nothing at all is
-    waited for once, not by each request: when that time is over, every further one fails at once, and one in PROBE_S looks again.
+    waited for once, not by each request: when that time is over, every further one fails at once, and one in 15 s looks again.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class RestClient:
         self._deadline_s = deadline_s
         self._attempt_s = attempt_s
         self._silence_s = min(silence_s, deadline_s)
+        self._probe_s = self._silence_s / PROBES
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -157,7 +158,7 @@ class RestClient:
         end = self._clock() + self._deadline_s
         pause, uncertain, refused = FIRST_PAUSE_S, False, b""
         probe = self._given_up != ""
-        if probe and self._clock() - self._tried_at < PROBE_S:
+        if probe and self._clock() - self._tried_at < self._probe_s:
             raise self._out_of_reach(where)
         while True:
             await self._wait_for_turn(end, where, uncertain, refused)

@@ -22,7 +22,7 @@ from infra.provider.server import ClientFactory, Servicer
 from tests.infra.provider.cloud import KEY, Cloud
 
 Json = dict[str, Any]
-QUICK = Patience(looks=(0.0, 0.05), refused=0.3, poll=0.02, poll_slow=0.1, settled=0.1, back=(0.0, 0.1))
+QUICK = Patience(looks=(0.0, 0.05), refused=0.3, poll=0.02, poll_slow=0.1, settled=0.1, back=(0.0, 0.2, 0.4))
 
 
 def urn_of(token: str, name: str, stack: str = "dev") -> str:

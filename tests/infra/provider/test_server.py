@@ -639,6 +639,26 @@ async def test_workers_that_cannot_be_brought_back_are_kept_in_the_state_and_by_
         assert cloud.endpoints[resource_id]["image"] == "img@sha256:2"
 
 
+async def test_workers_are_brought_back_after_an_outage_that_outlasts_a_call(cloud: Cloud) -> None:
+    async with plugged(cloud, deadline_s=0.4) as engine:
+        resource_id, checked, state = await made(engine, ENDPOINT, STRICT)
+        ended = asyncio.Event()
+
+        def go_silent(method: str, path: str, body: Any) -> None:
+            if path.endswith("/workers") and not cloud.faults:
+                cloud.faults = [Fault(m, ".*", do="cut", times=999) for m in ("GET", "PATCH")]
+                asyncio.get_running_loop().call_later(0.5, ended.set)
+            if ended.is_set():
+                cloud.faults = [Fault("POST", "nowhere")]
+
+        cloud.on_request = go_silent
+        with pytest.raises(Failed, match="RunPod did not answer as it should: no whole answer") as failed:
+            await engine.update(ENDPOINT, "embed", resource_id, checked, state, NEW_IMAGE)
+        assert not failed.value.id  # nothing changed: the state keeps what it had
+        live = cloud.endpoints[resource_id]
+        assert (live["workers"]["max"], live["image"]) == (5, "img@sha256:1")
+
+
 async def test_a_delete_drains_where_asked(cloud: Cloud) -> None:
     async with plugged(cloud) as engine:
         resource_id, checked, state = await made(engine, ENDPOINT, {**GOOD, "drainOnDelete": True})
