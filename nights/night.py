@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -32,12 +32,16 @@ from nights.jobs.model import Job
 from nights.jobs.schedule import deadline_at
 from nights.lease import lease, who_am_i
 from nights.notify import Failures, ping, tell
-from nights.record import EventKind, NightEvent, NightRecord, NightState, Records, differences
+from nights.record import CanaryResult, EventKind, NightEvent, NightRecord, NightState, Records, differences
 from nights.runner import Runner
 from pipelines.follow import Event, Events, Progress
+from pipelines.outputs import Dtype
 from pipelines.plan import PlannedRun, PlanRequest
 from pipelines.summary import read_summary
 from pipelines.work import Finished, Following
+
+if TYPE_CHECKING:
+    from nights.spaces.table import Home
 
 TOLD_APART: Final = ("columns",)
 """Facts whose change is told in words of its own, not as `a -> b`."""
@@ -78,6 +82,8 @@ class Call:
     budget_usd: float | None = None
     webhook_url: str | None = None
     allow_mixed_image: bool = False
+    home: Home | None = None
+    """Where spaces are; else in the stack's bucket."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Where notifiers' addresses and passwords are."""
 
@@ -166,10 +172,17 @@ class Tonight:
 
         return hear
 
-    async def complete(self, planned: PlannedRun, out: str | None, *, spent_usd: float = 0.0) -> Finished:
-        """Bring a run to its end, and add it to the record. Raises Stopped where it did not come to one."""
+    async def complete(
+        self, planned: PlannedRun, out: str | None, *, spent_usd: float = 0.0, counted: bool = True, dtype: Dtype | None = None
+    ) -> Finished:
+        """Bring a run to its end, and add it to the record. Raises Stopped where it did not come to one.
+
+        `counted` False: its rows are none of the night's, as a canary's are; what it cost is. `dtype`: else the job's.
+        """
         plan = planned.plan
         following = self.following(out, spent_usd=spent_usd)
+        if dtype is not None:
+            following = replace_field(following, dtype=dtype)
         likely = plan.estimate.seconds.likely
         if following.deadline is not None and not planned.existing and likely > following.deadline.total_seconds():
             self.happened(
@@ -188,14 +201,28 @@ class Tonight:
         result = finished.result
         done = (earlier.ok + earlier.failed if earlier.state != "complete" else result.rows) if earlier is not None else 0
         await self.note_down(
-            sent=self.record.sent + max(0, result.rows - done),
-            ok=self.record.ok + result.ok,
-            failed=self.record.failed + result.failed,
+            sent=self.record.sent + max(0, result.rows - done) * counted,
+            ok=self.record.ok + result.ok * counted,
+            failed=self.record.failed + result.failed * counted,
             usd_estimated=self.record.usd_estimated + max(0.0, result.usd_estimated - (earlier.usd_estimated if earlier else 0.0)),
         )
         if not finished.complete:
             raise Stopped(finished)
         return finished
+
+
+class Drift(NightbatchError):
+    """Kept rows came out otherwise than they did; the space was not touched."""
+
+    exit_code = 1
+
+    def __init__(self, job: str, date: str, result: CanaryResult, space: str) -> None:
+        super().__init__(
+            result.sentence.rstrip(".") + "; the space was not touched.",
+            fix=f"Find out why. If the new vectors are right, they belong in a space of another name; if the difference does not matter: "
+            f"nightbatch space canary {space} --renew, then nightbatch night {job} --date {date}",
+        )
+        self.result = result
 
 
 class DeadlinePassed(NightbatchError):
@@ -255,6 +282,8 @@ def outcome(error: BaseException) -> tuple[NightState, str, EventKind]:
         return "stopped", result.cause, "failure"
     if isinstance(error, UsageError):
         return "failed", "input", "failure"
+    if isinstance(error, Drift):
+        return "failed", "canary", "canary"
     return "failed", "infrastructure" if isinstance(error, InfrastructureError) else "error", "failure"
 
 
@@ -453,7 +482,7 @@ def ask(tonight: Tonight, doubts: Collection[Doubt]) -> None:
         raise Asking(tonight.job.name, tonight.date, open_)
 
 
-def request_of(tonight: Tonight, dataset: tuple[str, ...], task: TaskKind) -> PlanRequest:
+def plan_request(tonight: Tonight, dataset: tuple[str, ...], task: TaskKind) -> PlanRequest:
     """The run of a job that is a run and nothing more. Its id begins with the job's name."""
     from pipelines.outputs import output_names
 
@@ -482,7 +511,7 @@ async def generate(tonight: Tonight) -> None:
     task: TaskKind = "embed" if job.kind == "embed" else "generate"
     dataset, doubts = await check_dataset(tonight, task)
     ask(tonight, doubts)
-    planned = await plan_again_if_columns_changed(tonight, request_of(tonight, dataset, task))
+    planned = await plan_again_if_columns_changed(tonight, plan_request(tonight, dataset, task))
     rows = planned.plan.dataset.rows
     await tonight.note_down(
         rows=rows, skipped=planned.plan.dataset.skipped, facts={**tonight.record.facts, "dataset": planned.plan.dataset.digest[:16]}
@@ -520,14 +549,3 @@ def make_folder(out: str) -> None:
     """A night's output often has its date in a folder's name, which nobody made."""
     if not out.startswith("s3://"):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
-
-
-async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call()) -> PlannedRun:
-    """What a `generate` night, or an `embed` night without a space, would compute and cost; nothing is stored and nothing sent."""
-    records = Records(runner.store, runner.stack.facts.store.prefix.strip("/"))
-    job, now = file.job, runner.now()
-    record = NightRecord(job=job.name, date=date, kind=job.kind, stack=runner.stack.facts.stack, state="running", began=now)
-    tonight = Tonight(file, date, call, runner, records, record, None)
-    dataset = file.dataset(date)
-    task: TaskKind = "embed" if job.kind == "embed" else "generate"
-    return await runner.plan(request_of(tonight, dataset, task), dry_run=True)

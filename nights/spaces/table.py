@@ -172,6 +172,18 @@ async def open_space(home: Home, name: str, parameters: Parameters, *, by: str =
     return Space(home, file)
 
 
+async def peek_space(home: Home, name: str, parameters: Parameters) -> Space:
+    """As `open_space`, and nothing is made: where there is none, it is one without a table. Raises OtherParameters."""
+    key = f"{home.root(name)}/space.json"
+    blob = await get_or_none(home.store, key)
+    if blob is None:
+        return Space(home, SpaceFile(name=name, parameters=parameters, digest=parameters.digest, created_at=home.store.now()))
+    file = _read_file(blob.data, key, home)
+    if file.digest != parameters.digest:
+        raise OtherParameters(name, changes(file.parameters, parameters))
+    return Space(home, file)
+
+
 async def find_space(home: Home, name: str) -> Space:
     """A space that is there. Raises UsageError, with names that may be meant."""
     key = f"{home.root(name)}/space.json"

@@ -1,0 +1,317 @@
+"""cli: `nightbatch night` and `nightbatch jobs`: find job files and their stacks, do a night or say how nights stand. Decides nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.output import emit, say
+from cli.policy import program, session
+from cli.progress import Progress, duration, shown
+from cli.report import usd
+from cli.work import Where, find_stack, live_limits, run_async, watch_of
+from contract.errors import NightbatchError, UsageError
+
+if TYPE_CHECKING:
+    from contract.facts import Stack
+    from nights.agenda import Standing
+    from nights.jobs.files import JobFile
+    from nights.night import Call, Ended
+    from nights.preview import NightPreview
+    from nights.record import NightRecord, Records
+    from nights.runner import Runner
+
+
+@dataclass(frozen=True)
+class NightAsked:
+    """What `night` was asked. `where`: a stack instead of the job's own."""
+
+    job: str
+    folder: Path
+    where: Where
+    date: str | None = None
+    if_due: bool = False
+    dry_run: bool = False
+
+
+def where_of(file: JobFile, where: Where) -> Where:
+    """The job's own stack, unless another one was named."""
+    return replace(where, stack=where.stack or file.job.stack)
+
+
+def records_of(stack: Stack, runner: Runner) -> Records:
+    """The stack's records of nights."""
+    from nights.record import Records
+
+    return Records(runner.store, stack.facts.store.prefix.strip("/"))
+
+
+@asynccontextmanager
+async def runner_for(file: JobFile, where: Where, progress: Progress) -> AsyncIterator[tuple[Stack, Runner]]:
+    """The job's stack and its runner while this is open."""
+    from nights.runner import runner_of
+
+    stack = await find_stack(where_of(file, where))
+    async with runner_of(stack, watch_of(progress), live_limits) as runner:
+        yield stack, runner
+
+
+def night(asked: NightAsked, call: Call) -> int:
+    """Do one night of a job, go on with it, or say that there is nothing to do."""
+    from nights.agenda import date_of, due_of, note_missing, standing
+    from nights.jobs.files import find_job
+    from nights.night import run_night
+    from nights.record import parse_date
+
+    file = find_job(asked.folder, asked.job)
+    if asked.date is not None:
+        parse_date(asked.date)
+        if asked.if_due:
+            raise UsageError("a date and --if-due exclude each other.", where="--date", fix="Leave one of them out.")
+    session.hide(os.environ[name] for name in file.job.env_names if name in os.environ)
+
+    async def main() -> Ended | str | NightPreview:
+        with shown() as progress:
+            async with runner_for(file, asked.where, progress) as (stack, runner):
+                records = records_of(stack, runner)
+                await runner.store.head(records.key(file.name, "now"))  # so that the store has told its time
+                now = runner.now()
+                date = asked.date or date_of(file, now)
+                if asked.dry_run:
+                    from nights.preview import preview
+
+                    return await preview(file, date, runner, call)
+                stands = await standing(file, records, now)
+                if asked.if_due:
+                    if stands.look is None:
+                        raise UsageError("has no schedule, so that it is never due.", where=file.where(), fix="Name the date: --date DATE.")
+                    begun = stands.look.state == "held" and await _goes_on(records, file, date)
+                    if stands.look.state != "due" and not begun:
+                        await note_missing(file, records, stands.missing, now, but=None, environ=call.environ)
+                        return stands.look.sentence
+                _, told = await note_missing(file, records, stands.missing, now, but=date, environ=call.environ)
+                for one in told:
+                    if one.notice is not None:
+                        progress.note(one.notice)
+                folder = where_of(file, asked.where).options
+                session.resume = f"{program()} night {file.name} --date {date}{folder if asked.where.stack or asked.where.facts else ''}"
+                return await run_night(file, date, runner, replace(call, due=call.due or due_of(file, date)))
+
+    found = run_async(main)
+    if isinstance(found, str):
+        if session.json_output:
+            emit({"job": file.name, "state": "nothing to do", "sentence": found})
+        else:
+            print(session.clean(found))
+        return 0
+    from nights.night import Ended
+
+    if isinstance(found, Ended):
+        return say_night(found)
+    return say_preview(found)
+
+
+async def _goes_on(records: Records, file: JobFile, date: str) -> bool:
+    """A night that was begun and is not over, and that no person has to answer for first."""
+    record = await records.get(file.name, date)
+    return record is not None and record.state not in ("done", "asking") and record.cause != "not_started"
+
+
+def say_night(ended: Ended) -> int:
+    """Print how a night ended; the exit code is the record's."""
+    record = ended.record
+    if session.json_output:
+        emit({**night_record(record), "repeated": ended.repeated})
+        return record.exit_code
+    again = " (was done before; nothing was computed)" if ended.repeated else ""
+    print(session.clean(f"night {record.job} {record.date} on {record.stack}: {record.state}{again}"))
+    for line in night_lines(record):
+        print(session.clean(f"  {line}"))
+    if record.exit_code and record.sentence:
+        say(f"nightbatch: {record.sentence}")
+    return record.exit_code
+
+
+def night_lines(record: NightRecord) -> list[str]:
+    """A night for a person, without its first line."""
+    lines = []
+    if record.sentence and not record.exit_code:
+        lines.append(record.sentence)
+    if record.rows or record.sent:
+        skipped = f", {record.skipped:,} left out" if record.skipped else ""
+        lines.append(f"rows     {record.rows:,} in the dataset{skipped}; {record.sent:,} computed: {record.ok:,} ok, {record.failed:,} failed")
+    if record.space is not None:
+        space = record.space
+        version = f"version {space.version}" if space.version is not None else "not touched"
+        lines.append(
+            f"space    {space.space}, {version}: {space.added:,} added, {space.changed:,} changed, {space.removed:,} removed, "
+            f"{space.unchanged:,} unchanged, {space.rows:,} rows now"
+        )
+        if space.canary is not None:
+            lines.append(f"canary   {space.canary.sentence}")
+        if space.delta is not None:
+            lines.append(f"delta    {space.delta}")
+    if record.evaluation is not None:
+        found = record.evaluation
+        lines.append(
+            f"score    {found.metric} {found.score:.4g} ({found.low:.4g} to {found.high:.4g} at {found.confidence:.0%}), {found.rows:,} questions"
+        )
+        if found.sentence:
+            lines.append(f"gate     {found.sentence}")
+    if record.usd_planned or record.usd_estimated:
+        lines.append(f"cost     {usd(record.usd_estimated)} estimated, {usd(record.usd_planned)} planned")
+    if record.ended is not None:
+        lines.append(f"time     {duration(record.seconds)}")
+    lines += [f"changed  {line}" for line in record.changed]
+    lines += [f"notice   {line}" for line in record.notices]
+    lines += [f"output   {record.out}"] if record.out else []
+    lines += [f"run      {run}" for run in record.runs]
+    return lines
+
+
+def night_record(record: NightRecord) -> dict[str, Any]:
+    """A night for programs: the record as it is kept, without facts that only the next night needs."""
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    found["facts"] = {name: value for name, value in record.facts.items() if name != "columns"}
+    return found
+
+
+def say_preview(found: NightPreview) -> int:
+    """Print what a night would do."""
+    if session.json_output:
+        emit(found.record)
+    else:
+        for line in found.lines:
+            print(session.clean(line))
+        print("nothing was stored and nothing was sent")
+    return 0
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A job in the list. `problem`: why its nights could not be read."""
+
+    file: JobFile
+    standing: Standing | None
+    problem: str | None = None
+
+
+def jobs(folder: Path, where: Where) -> int:
+    """List the jobs of a folder with how their last night ended and when the next is due."""
+    from nights.jobs.files import bad_files, read_jobs
+
+    files, mistakes = read_jobs(folder)
+    problem = bad_files(mistakes) if mistakes else None
+
+    async def main() -> list[Listed]:
+        return [await _listed(file, where) for file in files]
+
+    found = run_async(main)
+    if session.json_output:
+        emit({"jobs": [job_record(one) for one in found], "mistakes": [str(mistake) for mistake in mistakes]})
+    else:
+        if not found and not mistakes:
+            print(f"no jobs in {folder}")
+        for line in job_lines(found):
+            print(session.clean(line))
+    if problem is not None:
+        if not session.json_output:
+            say(f"nightbatch: {problem}")
+            for text in problem.problems:
+                say(f"  {text}")
+        return problem.exit_code
+    return 0
+
+
+async def _listed(file: JobFile, where: Where) -> Listed:
+    from nights.agenda import standing
+    from pipelines.work import buckets_of
+
+    try:
+        stack = await find_stack(where_of(file, where))
+        async with buckets_of(stack) as buckets:
+            from nights.record import Records
+
+            records = Records(buckets.main, stack.facts.store.prefix.strip("/"))
+            await buckets.main.head(records.key(file.name, "now"))
+            return Listed(file, await standing(file, records, buckets.main.now()))
+    except NightbatchError as error:
+        return Listed(file, None, str(error))
+
+
+def job_record(one: Listed) -> dict[str, Any]:
+    """A listed job for programs."""
+    job, stands = one.file.job, one.standing
+    record: dict[str, Any] = {
+        "job": job.name,
+        "file": str(one.file.path),
+        "kind": job.kind,
+        "model": job.model,
+        "stack": job.stack,
+        "cron": job.schedule.cron if job.schedule is not None else None,
+        "timezone": job.schedule.timezone if job.schedule is not None else None,
+        "problem": one.problem,
+        "last": None,
+        "next": None,
+        "running": None,
+        "missing": [],
+    }
+    if stands is not None:
+        record["last"] = night_record(stands.last) if stands.last is not None else None
+        record["running"] = {"date": stands.running.date, "by": stands.running.who} if stands.running is not None else None
+        record["missing"] = [night.date.isoformat() for night in stands.missing]
+        if stands.look is not None and stands.look.next is not None:
+            record["next"] = stands.look.next.due.isoformat()
+    return record
+
+
+def job_lines(found: Sequence[Listed]) -> list[str]:
+    """The list for a person: two lines a job."""
+    from nights.jobs.schedule import spoken
+
+    lines: list[str] = []
+    width = max((len(one.file.name) for one in found), default=0)
+    for one in found:
+        job, stands = one.file.job, one.standing
+        schedule = f"{job.schedule.cron} {job.schedule.timezone}" if job.schedule is not None else "no schedule"
+        lines.append(f"{job.name:<{width}}  {job.kind} {job.model} on {job.stack}  ({schedule})")
+        pad = " " * width
+        if stands is None:
+            lines.append(f"{pad}  last  not known: {one.problem}")
+            continue
+        lines.append(f"{pad}  last  {last_line(stands.last)}")
+        if stands.running is not None:
+            lines.append(f"{pad}  now   {stands.running.date} is being done by {stands.running.who}")
+        if stands.missing:
+            lines.append(f"{pad}  NOT STARTED  {', '.join(night.date.isoformat() for night in stands.missing)}")
+        if stands.look is not None and stands.look.next is not None:
+            lines.append(f"{pad}  next  {spoken(stands.look.next.due, job.zone)}")
+    return lines
+
+
+def last_line(record: NightRecord | None) -> str:
+    """`2026-11-29 done, 1,204 rows computed, 12 min, $0.0312`."""
+    if record is None:
+        return "never"
+    parts = [f"{record.date} {record.state}"]
+    if record.exit_code:
+        parts[0] += f" (exit code {record.exit_code})"
+    if record.sent:
+        parts.append(f"{record.sent:,} rows computed" + (f", {record.failed:,} failed" if record.failed else ""))
+    if record.evaluation is not None:
+        parts.append(f"{record.evaluation.metric} {record.evaluation.score:.4g}, gate {record.evaluation.gate}")
+    if record.ended is not None and record.cause != "not_started":
+        parts.append(duration(record.seconds))
+    if record.sent or record.usd_estimated:
+        parts.append(usd(record.usd_estimated))
+    text = ", ".join(parts)
+    return f"{text}: {record.sentence}" if record.exit_code and record.sentence else text

@@ -1,0 +1,89 @@
+"""nights: what a night would compute and cost, without doing it. Touches the dataset and the store, to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from contract.models import TaskKind
+from nights.guard import Doubt, kept_columns, look, schema_changed
+from nights.jobs.files import JobFile
+from nights.night import Call, Tonight, check_rows, plan_request
+from nights.record import NightRecord, Records
+from nights.runner import Runner
+from pipelines.plan import PlannedRun
+from pipelines.scratch import scratch_folder
+
+if TYPE_CHECKING:
+    from nights.spaces.update import Difference
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a night would do. `planned`: None where it would send nothing; `added` and so on: of a job with a space; `doubts`: why it
+    would ask."""
+
+    job: str
+    date: str
+    kind: str
+    rows: int
+    planned: PlannedRun | None
+    added: int | None = None
+    changed: int | None = None
+    removed: int | None = None
+    unchanged: int | None = None
+    doubts: tuple[Doubt, ...] = ()
+    notices: tuple[str, ...] = ()
+    existing: NightRecord | None = None
+
+
+async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call()) -> Preview:  # noqa: B008 (frozen)
+    """Raises what the night would end with: DatasetError, OtherParameters, UsageError, StoreError."""
+    job = file.job
+    records = Records(runner.store, runner.stack.facts.store.prefix.strip("/"))
+    good = [record for record in await records.last(job.name, before=date, count=30) if record.state == "done"]
+    record = NightRecord(job=job.name, date=date, kind=job.kind, stack=runner.stack.facts.stack, state="running", began=runner.now())
+    tonight = Tonight(file, date, call, runner, records, record, good[0] if good else None)
+    existing = await records.get(job.name, date)
+    if job.kind == "eval":
+        from nights.evaluation import preview_suite
+
+        planned = await preview_suite(tonight)
+        return Preview(job.name, date, job.kind, planned.plan.dataset.rows, planned, existing=existing)
+    task: TaskKind = "embed" if job.kind == "embed" else "generate"
+    doubts, notices = await _columns(tonight, task)
+    if job.space is None:
+        planned = await runner.plan(plan_request(tonight, file.dataset(date), task), dry_run=True)
+        rows = planned.plan.dataset.rows
+        doubts += check_rows(tonight, rows)
+        return Preview(job.name, date, job.kind, rows, planned, doubts=tuple(doubts), notices=notices, existing=existing)
+    from nights.embedding import preview_space, request_of
+
+    with scratch_folder() as folder:
+        found: Difference = await preview_space(tonight, call.home, folder)
+        new = await runner.plan(request_of(tonight, found.path), dry_run=True) if found.path is not None else None
+    doubts += check_rows(tonight, found.rows)
+    return Preview(
+        job.name,
+        date,
+        job.kind,
+        found.rows,
+        new,
+        added=found.added,
+        changed=found.changed,
+        removed=found.removed,
+        unchanged=found.unchanged,
+        doubts=tuple(doubts),
+        notices=notices,
+        existing=existing,
+    )
+
+
+async def _columns(tonight: Tonight, task: TaskKind) -> tuple[list[Doubt], tuple[str, ...]]:
+    seen = await look(tonight.runner, tonight.file.dataset(tonight.date), task, tonight.rows())
+    if tonight.before is None:
+        return [], ()
+    doubt, notices = schema_changed(seen.columns, kept_columns(tonight.before.facts.get("columns")), tonight.before.date)
+    if doubt is not None and tonight.job.on_schema_change == "allow":
+        return [], (*notices, doubt.sentence)
+    return [doubt] if doubt is not None else [], notices
