@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import re
 import signal
@@ -58,7 +59,7 @@ def told(call: Call) -> Call:
 
     @functools.wraps(call)
     async def answered(self: Servicer, request: Any, context: Any) -> Any:
-        _hide.set(hider(self._declared))
+        _hide.set(hider(self._own_secrets()))
         try:
             _hide.set(self.hider_for(request))
             return await call(self, request, context)
@@ -110,7 +111,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     async def log(self, severity: Severity, message: str, urn: str) -> None:
         """A line beside the resource in the CLI. That it cannot be shown stops nothing."""
-        message = _hide.get(hider(self._declared))(message)
+        message = self.clean(message)
         if not self._engine_address:
             return
         if self._engine is None:
@@ -124,11 +125,18 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     def hider_for(self, request: Any) -> Callable[[str], str]:
         """Hides the secrets that stand in a request, the program's other ones, and the account's key."""
-        texts = {str(self._config.get("apiKey") or ""), os.environ.get(self._config.get("apiKeyEnv") or API_KEY_ENV, "")}
-        texts |= {text for name, text in getattr(request, "variables", {}).items() if SENSITIVE.search(_snake(name))}
+        texts = {text for name, text in getattr(request, "variables", {}).items() if SENSITIVE.search(_snake(name))}
         for values, paths in structs_of(request):
             texts |= codec.secret_texts(values, paths)
-        return hider(texts | self._declared)
+        return hider(texts | self._own_secrets())
+
+    def clean(self, text: str) -> str:
+        """A text that leaves the provider, in a call or beside one."""
+        return _hide.get(hider(self._own_secrets()))(text)
+
+    def _own_secrets(self) -> set[str]:
+        key = os.environ.get(self._config.get("apiKeyEnv") or API_KEY_ENV, "")
+        return {str(self._config.get("apiKey") or ""), key.strip(), *self._declared}
 
     def _known_config(self) -> Mapping[str, Any]:
         if self._unknown:
@@ -454,10 +462,29 @@ async def _in_time(work: Awaitable[Any], seconds: float) -> Any:
 # --- the process ---------------------------------------------------------------------------------------------------------------------
 
 
+class Filtered(logging.Formatter):
+    """Of the log of the plugin's libraries, which the engine shows: what grpc and asyncio say of an error quotes it."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        super().__init__("%(name)s: %(message)s")
+        self._clean = clean
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._clean(super().format(record))
+
+
+def log_to_stderr(servicer: Servicer) -> None:
+    """Warnings and worse, without secrets."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Filtered(servicer.clean))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
 async def serve(engine_address: str, *, parent: int | None = None) -> None:
     """Serve on a free port, say it on stdout, and end with the engine."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE)])
     servicer = Servicer(engine_address)
+    log_to_stderr(servicer)
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -77,6 +77,25 @@ def test_the_plugin_starts_without_http() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
 
 
+def test_what_the_plugins_libraries_log_passes_the_filter_too() -> None:
+    code = (
+        "import asyncio, logging\n"
+        "from infra.provider.server import Servicer, log_to_stderr\n"
+        "log_to_stderr(Servicer())\n"
+        "async def fails(): raise ValueError('of rp-key-never-shown')\n"
+        "async def main():\n"
+        "    task = asyncio.create_task(fails()); await asyncio.sleep(0); del task\n"
+        "asyncio.run(main())\n"
+        "logging.getLogger('grpc').error('boom: %s', 'rp-key-never-shown')\n"
+    )
+    env = {**os.environ, "RUNPOD_API_KEY": "rp-key-never-shown"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "ValueError: of [secret]" in done.stderr
+    assert "grpc: boom: [secret]" in done.stderr
+    assert "never-shown" not in done.stderr
+
+
 def test_the_signatures_are_pulumis() -> None:
     ours = (codec.SIGNATURE, codec.SECRET, codec.OUTPUT, codec.REFERENCE, codec.UNKNOWN_TEXT)
     theirs = (rpc._special_sig_key, rpc._special_secret_sig, rpc._special_output_value_sig, rpc._special_resource_sig, rpc.UNKNOWN)
