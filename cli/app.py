@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 
 from cli import options as o
 from cli import schedules
+from cli.evals import evaluations
 from cli.policy import begin, ended, explain, guarded, program, say_interrupted
 
 PLAIN = {
@@ -36,6 +37,7 @@ local = typer.Typer(name="local", help="RunPod's stand-in and a real S3 server o
 app.add_typer(local)
 image = typer.Typer(name="image", help="Container images of a stack.", **PLAIN)  # type: ignore[arg-type]
 app.add_typer(image)
+app.add_typer(evaluations)
 app.add_typer(schedules.app)
 
 

@@ -151,10 +151,13 @@ class Results:
         }
 
     async def find(self, text: str, *, suite: str | None = None) -> Named:
-        """`[SUITE/]NAME`, where NAME is a result id (or how one begins), a baseline, `latest` or `previous`. Raises UsageError."""
+        """`[SUITE/]NAME`, where NAME is a result id (or how one begins), a baseline, `latest` or `previous`; or a suite alone, which is its
+        latest. Raises UsageError."""
         given, slash, name = text.rpartition("/")
         asked = given if slash else suite
         everything = await self.suites() if asked is None else {asked: await self.names(asked)}
+        if asked is None and name in everything and everything[name].results:
+            name, everything = LATEST, {name: everything[name]}
         everything = {name: names for name, names in everything.items() if names.results or names.baselines}
         if not everything:
             if asked is None:
@@ -174,7 +177,7 @@ def resolve(name: str, everything: dict[str, Names], *, text: str) -> Named:
     if name == PREVIOUS:
         raise UsageError("no suite has two results.", where=text, fix="See: nightbatch eval list")
     known = [f"{suite}/{one}" for suite, names in everything.items() for one in (*names.baselines, *reversed(names.results))]
-    bare = {one.rpartition("/")[2]: one for one in reversed(known)}
+    bare = {**{one: one for one in everything}, **{one.rpartition("/")[2]: one for one in reversed(known)}}
     close = [bare[one] for one in get_close_matches(name, bare, n=3, cutoff=0.5)]
     raise UsageError(
         f"there is no result or baseline {name or 'without a name'}.",

@@ -93,6 +93,7 @@ async def test_a_result_is_found_by_id_by_its_beginning_by_age_and_with_its_suit
     a, b = old.header.result, new.header.result
     assert await kept.find(a) == Named("arithmetic", a, a)
     assert await kept.find(a[:8]) == Named("arithmetic", a[:8], a)
+    assert await kept.find("arithmetic") == Named("arithmetic", "latest", b)
     assert await kept.find("arithmetic/latest") == Named("arithmetic", "latest", b)
     assert await kept.find("latest", suite="arithmetic") == Named("arithmetic", "latest", b)
     assert await kept.find("previous") == Named("arithmetic", "previous", a)  # only one suite has two
@@ -102,6 +103,7 @@ async def test_a_result_is_found_by_id_by_its_beginning_by_age_and_with_its_suit
     ("text", "said"),
     [
         ("latest", "2 suites have a result that is called so"),
+        ("arithmatic", "Did you mean arithmetic"),
         ("arithmatic/latest", "Did you mean arithmetic"),
         ("code/previous", "no suite has two results"),
         ("arithmetic/20261130T021500Z-ffffffff", "Did you mean .*20261130T021500Z-"),
