@@ -284,6 +284,55 @@ def runs(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = Fal
     return work.runs(work.Where(stack, facts))
 
 
+@app.command("night", short_help="Do a job's night: only once, and go on where it stopped.")
+@guarded
+def night(
+    job: o.Job,
+    date: o.NightDate = None,
+    if_due: o.IfDue = False,
+    dry_run: o.NightDryRun = False,
+    accept: o.AcceptOption = None,
+    no_deadline: o.NoDeadline = False,
+    canary: o.CanaryOption = o.Canary.new,
+    jobs_folder: o.JobsFolder = Path("jobs"),
+    stack: o.StackOfJob = None,
+    facts: o.Facts = None,
+    budget: o.Budget = None,
+    pace: o.Pace = None,
+    webhook_url: o.WebhookUrl = None,
+    allow_mixed_image: o.MixedImage = False,
+    json_output: o.Json = False,
+) -> int:
+    """Do one night of a job file. The same night again is told, or gone on with, and never paid twice; two at once do it once."""
+    from cli import night as nights
+    from cli.work import Where
+    from nights.night import Call
+
+    call = Call(
+        accept=frozenset(one.value for one in accept or []),
+        no_deadline=no_deadline,
+        canary_always=canary is o.Canary.always,
+        budget_usd=budget,
+        pace=pace,
+        webhook_url=webhook_url,
+        allow_mixed_image=allow_mixed_image,
+    )
+    asked = nights.NightAsked(job=job, folder=jobs_folder, where=Where(stack, facts), date=date, if_due=if_due, dry_run=dry_run)
+    return nights.night(asked, call)
+
+
+@app.command("jobs", short_help="List jobs: last night, cost, next due.")
+@guarded
+def jobs(
+    jobs_folder: o.JobsFolder = Path("jobs"), stack: o.StackOfJob = None, facts: o.Facts = None, json_output: o.Json = False
+) -> int:
+    """List the job files of a folder with how their last night ended, what did not start, and when the next one is due."""
+    from cli import night as nights
+    from cli.work import Where
+
+    return nights.jobs(jobs_folder, Where(stack, facts))
+
+
 @app.command("doctor", short_help="What is wrong with a stack, why, and what to do.")
 @guarded
 def doctor(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cli.output import emit, say
 from cli.policy import program, session
 from cli.progress import Progress, duration, shown
-from cli.report import usd
+from cli.report import plan_lines, plan_record, usd
 from cli.work import Where, find_stack, live_limits, run_async, watch_of
 from contract.errors import NightbatchError, UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nights.agenda import Standing
     from nights.jobs.files import JobFile
     from nights.night import Call, Ended
-    from nights.preview import NightPreview
+    from nights.preview import Preview
     from nights.record import NightRecord, Records
     from nights.runner import Runner
 
@@ -74,7 +74,7 @@ def night(asked: NightAsked, call: Call) -> int:
             raise UsageError("a date and --if-due exclude each other.", where="--date", fix="Leave one of them out.")
     session.hide(os.environ[name] for name in file.job.env_names if name in os.environ)
 
-    async def main() -> Ended | str | NightPreview:
+    async def main() -> Ended | str | Preview:
         with shown() as progress:
             async with runner_for(file, asked.where, progress) as (stack, runner):
                 records = records_of(stack, runner)
@@ -143,7 +143,8 @@ def night_lines(record: NightRecord) -> list[str]:
         lines.append(record.sentence)
     if record.rows or record.sent:
         skipped = f", {record.skipped:,} left out" if record.skipped else ""
-        lines.append(f"rows     {record.rows:,} in the dataset{skipped}; {record.sent:,} computed: {record.ok:,} ok, {record.failed:,} failed")
+        done = f"{record.sent:,} computed: {record.ok:,} ok, {record.failed:,} failed"
+        lines.append(f"rows     {record.rows:,} in the dataset{skipped}; {done}")
     if record.space is not None:
         space = record.space
         version = f"version {space.version}" if space.version is not None else "not touched"
@@ -158,7 +159,8 @@ def night_lines(record: NightRecord) -> list[str]:
     if record.evaluation is not None:
         found = record.evaluation
         lines.append(
-            f"score    {found.metric} {found.score:.4g} ({found.low:.4g} to {found.high:.4g} at {found.confidence:.0%}), {found.rows:,} questions"
+            f"score    {found.metric} {found.score:.4g} ({found.low:.4g} to {found.high:.4g} at {found.confidence:.0%}), "
+            f"{found.rows:,} questions"
         )
         if found.sentence:
             lines.append(f"gate     {found.sentence}")
@@ -182,15 +184,60 @@ def night_record(record: NightRecord) -> dict[str, Any]:
     return found
 
 
-def say_preview(found: NightPreview) -> int:
-    """Print what a night would do."""
+def say_preview(found: Preview) -> int:
+    """Print what a night would do; 1 where it would stop and ask."""
     if session.json_output:
-        emit(found.record)
+        emit(preview_record(found))
     else:
-        for line in found.lines:
+        for line in preview_lines(found):
             print(session.clean(line))
-        print("nothing was stored and nothing was sent")
-    return 0
+    return 1 if found.doubts else 0
+
+
+def preview_record(found: Preview) -> dict[str, Any]:
+    """A preview for programs."""
+    planned = found.planned
+    return {
+        "job": found.job,
+        "date": found.date,
+        "kind": found.kind,
+        "state": "asking" if found.doubts else "dry-run",
+        "rows": found.rows,
+        "added": found.added,
+        "changed": found.changed,
+        "removed": found.removed,
+        "unchanged": found.unchanged,
+        "to_compute": planned.plan.dataset.rows if planned is not None else 0,
+        "usd_planned": planned.plan.estimate.usd.likely if planned is not None else 0.0,
+        "plan": plan_record(planned, stored=False) if planned is not None else None,
+        "doubts": [{"accept": doubt.accept, "sentence": doubt.sentence} for doubt in found.doubts],
+        "notices": list(found.notices),
+        "done": found.existing.state if found.existing is not None else None,
+    }
+
+
+def preview_lines(found: Preview) -> list[str]:
+    """A preview for a person."""
+    lines = [f"night {found.job} {found.date} (dry run)"]
+    if found.existing is not None:
+        state = found.existing.state
+        lines.append(f"  this night was begun before and is {state}: the command without --dry-run goes on with it or tells it")
+    if found.added is not None:
+        lines.append(
+            f"  rows     {found.rows:,} in the dataset: {found.added:,} new, {found.changed:,} changed, {found.unchanged:,} unchanged, "
+            f"{found.removed:,} left it"
+        )
+    else:
+        lines.append(f"  rows     {found.rows:,} in the dataset")
+    if found.planned is None:
+        lines.append("  nothing would be sent: $0")
+    else:
+        lines += [line for line in plan_lines(found.planned)[1:] if not line.startswith("  rows")]
+        if found.planned.existing:
+            lines.append("  these rows were planned before: what is computed of them already is not paid again")
+    lines += [f"  notice   {text}" for text in found.notices]
+    lines += [f"  it would stop and ask: {doubt.sentence} (--accept {doubt.accept})" for doubt in found.doubts]
+    return [*lines, "nothing was stored and nothing was sent"]
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------------------------------

@@ -209,3 +209,38 @@ NoRows = Annotated[bool, typer.Option("--no-rows", help="Leave row content out: 
 StoreReport = Annotated[bool, typer.Option("--store", help="Keep the page beside the run, or the night's record, as well.")]
 Index = Annotated[bool, typer.Option("--index", help="Instead of one: all of the stack's nights and runs, each with its page.")]
 Last = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="The index has so many; else 200.", show_default=False)]
+
+
+class Accept(StrEnum):
+    """What a person says after a night that stopped and asked."""
+
+    shrink = "shrink"
+    schema = "schema"
+
+
+class Canary(StrEnum):
+    """When a space's canary is asked."""
+
+    new = "new"
+    always = "always"
+
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="A job's name, or its file.", show_default=False)]
+NightDate = Annotated[
+    str | None,
+    typer.Option("--date", metavar="DATE", help="The night's date, as 2026-11-30; else the latest that is due.", show_default=False),
+]
+IfDue = Annotated[bool, typer.Option("--if-due", help="Only if the schedule says that it is time; else say so and end with 0.")]
+NightDryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be computed and what it would cost; do nothing.")]
+AcceptOption = Annotated[
+    list[Accept] | None,
+    typer.Option("--accept", help="The dataset shrank, or its columns changed, and that is right.", show_default=False),
+]
+NoDeadline = Annotated[bool, typer.Option("--no-deadline", help="Go on although the night's deadline has passed.")]
+CanaryOption = Annotated[
+    Canary, typer.Option("--canary", help="Embed a space's kept rows again when there are new rows, or always.", show_default=True)
+]
+JobsFolder = Annotated[Path, typer.Option("--jobs", metavar="FOLDER", envvar="NIGHTBATCH_JOBS", help="Where the job files are.")]
+StackOfJob = Annotated[
+    str | None, typer.Option("--stack", metavar="NAME", help="Another stack than the job's own, for a trial.", show_default=False)
+]

@@ -42,7 +42,6 @@ Folder = Annotated[
     str | None,
     typer.Option("--folder", metavar="PATH", help="Where the project lies on systemd's or cron's machine.", show_default=False),
 ]
-JobsFolder = Annotated[Path, typer.Option("--jobs", metavar="FOLDER", envvar="NIGHTBATCH_JOBS", help="The folder of the job files.")]
 Count = Annotated[int, typer.Option("--count", min=1, max=366, metavar="N", help="How many nights of each job.")]
 JobOrNone = Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job; else all that have a schedule.", show_default=False)]
 
@@ -92,7 +91,7 @@ def prepared(folder: Path, names: Sequence[str], place: str | None) -> Work:
 
 @app.command("write", short_help="Make or renew a scheduler's files.")
 @guarded
-def write(schedulers: For = None, jobs: JobsFolder = Path("jobs"), folder: Folder = None, json_output: o.Json = False) -> int:
+def write(schedulers: For = None, jobs: o.JobsFolder = Path("jobs"), folder: Folder = None, json_output: o.Json = False) -> int:
     """Make the files by which a scheduler begins each job's nights, renew those that differ, remove those that no job file makes."""
     work = prepared(jobs, schedulers or [], folder)
     from nights.jobs import schedulers as made_by
@@ -116,7 +115,7 @@ def write(schedulers: For = None, jobs: JobsFolder = Path("jobs"), folder: Folde
 
 @app.command("check", short_help="Are they what the job files say?")
 @guarded
-def check(schedulers: For = None, jobs: JobsFolder = Path("jobs"), folder: Folder = None, json_output: o.Json = False) -> int:
+def check(schedulers: For = None, jobs: o.JobsFolder = Path("jobs"), folder: Folder = None, json_output: o.Json = False) -> int:
     """Compare schedulers' files with the job files, as a step of a pull request does. Ends with 0 the same, 1 they differ."""
     work = prepared(jobs, schedulers or [], folder)
     from nights.jobs import schedulers as made_by
@@ -147,7 +146,7 @@ def check(schedulers: For = None, jobs: JobsFolder = Path("jobs"), folder: Folde
 
 @app.command("next", short_help="When the next nights are due.")
 @guarded
-def following(job: JobOrNone = None, jobs: JobsFolder = Path("jobs"), count: Count = 5, json_output: o.Json = False) -> int:
+def following(job: JobOrNone = None, jobs: o.JobsFolder = Path("jobs"), count: Count = 5, json_output: o.Json = False) -> int:
     """Say when the next nights of jobs are due, in each job's own time zone and in UTC. Asks no stack what was done."""
     needs_nights()
     from itertools import islice

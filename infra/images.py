@@ -24,7 +24,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from contract.errors import InfrastructureError, UsageError
 from contract.net import LOOPBACK
@@ -402,7 +402,9 @@ def images_of(text: str, where: str) -> tuple[Spot, ...]:
             raise UsageError("must have a name and an image.", where=f"{where}: {PROJECT}:endpoints[{number}]")
         style = image.style if image.style in ("'", '"') else ""
         start, end = image.start_mark.index, image.end_mark.index
-        start += len(re.match(r"([&!]\S+\s+)*", text[start:end])[0])  # type: ignore[index] # an anchor before the text stays
+        anchor = re.match(r"([&!]\S+\s+)*", text[start:end])
+        assert anchor is not None
+        start += len(anchor[0])  # an anchor before the text stays
         found.append(Spot(str(name.value), str(image.value), start, end, style))
     return tuple(found)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from contract.errors import InfrastructureError, NightbatchError, PlanMismatch, StoreError, UsageError
+from contract.errors import BadFiles, DatasetError, InfrastructureError, NightbatchError, PlanMismatch, StoreError, UsageError
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind
 from contract.store import probe_mode
@@ -238,6 +238,7 @@ class DeadlinePassed(NightbatchError):
 
 
 Do = Callable[[Tonight], Awaitable[None]]
+MOST_MISTAKES: Final = 20
 EARLY: Final = 0.1
 """Share of the rows that must be done before it is foretold when all will be."""
 
@@ -361,6 +362,7 @@ async def _do(tonight: Tonight) -> None:
         state, cause, kind = outcome(error)
         sentence = str(error) if isinstance(error, NightbatchError) else f"this machine: {error.strerror or error}"
         tonight.happened(kind, sentence, cause)
+        await _say_mistakes(tonight, error)
         await _end(tonight, state, sentence, exit_code_of(error), cause)
     except (asyncio.CancelledError, KeyboardInterrupt):
         await asyncio.shield(_end(tonight, "stopped", "interrupted; the same command goes on.", 130, "interrupted"))
@@ -368,6 +370,23 @@ async def _do(tonight: Tonight) -> None:
     except BaseException as error:
         await _end(tonight, "failed", f"a fault of Nightbatch itself: {type(error).__name__}", 3, "fault")
         raise
+
+
+async def _say_mistakes(tonight: Tonight, error: BaseException) -> None:
+    """Each mistake of a file or row: to whoever looks on as it is, and into the record without what a row holds."""
+    if isinstance(error, BadFiles):
+        shown = kept = list(error.problems[:MOST_MISTAKES])
+        more = len(error.problems) - len(shown)
+    elif isinstance(error, DatasetError):
+        rows = error.bad_rows[:MOST_MISTAKES]
+        shown, kept = [str(row) for row in rows], [f"{row.file}:{row.line}: {row.code}" for row in rows]
+        more = error.total - len(rows)
+    else:
+        return
+    for text in shown:
+        tonight.runner.note(text)
+    kept += [f"and {more:,} more"] if more > 0 and kept else []
+    await tonight.note_down(notices=(*tonight.record.notices, *kept))
 
 
 async def _end(tonight: Tonight, state: NightState, sentence: str, exit_code: int, cause: str = "") -> None:
@@ -437,9 +456,9 @@ async def _ping(tonight: Tonight) -> str | None:
     return None if why is None else f"the dead man's switch was not told: {why}"
 
 
-async def finish_well(tonight: Tonight, sentence: str, *, exit_code: int = 0) -> None:
-    """The night is over: all of it is done. `exit_code` 1: and something is not as wanted."""
-    failed = tonight.record.failed
+async def finish_well(tonight: Tonight, sentence: str, *, exit_code: int = 0, rows_matter: bool = True) -> None:
+    """The night is over: all of it is done. `exit_code`: not 0 where something is not as wanted. `rows_matter`: a failed row is that."""
+    failed = tonight.record.failed if rows_matter else 0
     if failed:
         tonight.happened("rows_failed", f"{failed:,} of {tonight.record.sent:,} rows failed")
         exit_code = exit_code or 1

@@ -185,6 +185,8 @@ async def test_doubled_ids_between_files_fail_the_night_before_anything_is_sent(
     record = (await night(house, tmp_path, job_of(dataset=["a.jsonl", "b.jsonl"]))).record
     assert (record.state, record.exit_code) == ("failed", 2)
     assert "duplicate_id" in record.sentence
+    assert any(notice.endswith("b.jsonl:1: duplicate_id") for notice in record.notices)
+    assert any("is the id of" in note for note in house.notes)
     assert not house.jobs_run
 
 
