@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from contract.errors import BadFiles, UsageError
 from contract.params import check_params
@@ -43,12 +44,19 @@ Text = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 def _one_or_many(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
+    return (value,) if isinstance(value, str) else _some(value)
+
+
+def _some(value: Any) -> Any:
+    """Asked of what stands there, not of what is left when bad items are gone."""
+    if isinstance(value, list) and not value:
+        raise PydanticCustomError("empty", "is empty")
+    return value
 
 
 Texts = Annotated[
     tuple[Text, ...],
-    Field(strict=False, min_length=1, max_length=100),
+    Field(strict=False, max_length=100),
     BeforeValidator(_one_or_many, json_schema_input_type=Text | list[Text]),
 ]
 At = tuple[str | int, ...]
@@ -107,7 +115,7 @@ class SuiteKeys(Part):
     id_column: Text | None = Field(default=None, description="The questions' ids; by default made from their place and text.")
     column: Text | None = Field(default=None, description="The column that is the whole question.")
     prompt: Filled | None = Field(default=None, description="The question, of columns: `Answer briefly: {question}`.")
-    messages: Annotated[tuple[Message, ...], Field(strict=False, min_length=1, max_length=100)] | None = Field(
+    messages: Annotated[tuple[Message, ...], Field(strict=False, max_length=100), BeforeValidator(_some)] | None = Field(
         default=None, description="A conversation, of columns."
     )
     messages_column: Text | None = Field(default=None, description="The column that holds a conversation.")
@@ -117,7 +125,7 @@ class SuiteKeys(Part):
     group_column: Text | None = Field(default=None, description="Questions that are reported apart: a subject, a language.")
     sampling: Sampling = Field(default_factory=Sampling)
     draws: Annotated[int, Field(ge=1, le=128)] = Field(default=1, description="Answers to each question.")
-    scorers: Annotated[tuple[ScorerSettings, ...], Field(strict=False, min_length=1, max_length=20)] = Field(
+    scorers: Annotated[tuple[ScorerSettings, ...], Field(strict=False, max_length=20), BeforeValidator(_some)] = Field(
         description="How answers are scored; each gives a metric."
     )
     headline: str | None = Field(default=None, description="The metric that gates; by default the first.")

@@ -171,7 +171,7 @@ async def test_draws_give_pass_at_k_by_the_unbiased_estimate(tmp_path: Path) -> 
                 return next(script)
         return RowError(code="engine", message="no")
 
-    keys = {"draws": 4, "sampling": {"temperature": 1.0, "seed": 1}, "scorers": [{"kind": "numeric", "k": [1, 2, 4]}]}
+    keys: dict[str, Any] = {"draws": 4, "sampling": {"temperature": 1.0, "seed": 1}, "scorers": [{"kind": "numeric", "k": [1, 2, 4]}]}
     found = await result_of(suite_of(tmp_path, sums(3), **keys), NightHouse(says=answer))
     header, samples = found.result.header, found.result.samples
     right = [[True, False, True, False], [False] * 4, [False] * 4]
@@ -277,7 +277,8 @@ async def test_a_judge_grades_by_a_run_of_its_own(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, sums(6), **JUDGED)
 
     def verdict(text: str) -> Answer:
-        for answer, said in {"right": "Fine.\nGRADE: C", "wrong": "No.\nGRADE: I", "vague": "Hm.", "long": ("So", "length")}.items():
+        known: dict[str, Answer] = {"right": "Fine.\nGRADE: C", "wrong": "No.\nGRADE: I", "vague": "Hm.", "long": ("So", "length")}
+        for answer, said in known.items():
             if f"\n{answer}\n</answer-" in text:
                 return said
         return RowError(code="engine", message="no")
