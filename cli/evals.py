@@ -6,10 +6,12 @@ The commands are a Typer app of their own; nothing heavy is imported before one 
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -24,11 +26,14 @@ if TYPE_CHECKING:
     from cli.work import Where
     from nights.evals.baseline import Baseline, Baselines
     from nights.evals.diff import Change, Diff
+    from nights.evals.evaluate import Asked, Prepared
     from nights.evals.gate import Gate, Verdict
     from nights.evals.history import Entry
     from nights.evals.results import Named, Names
     from nights.evals.samples import EvalResult, ResultHeader
     from nights.evals.stats import Comparison, Interval
+    from nights.runner import Runner
+    from pipelines.plan import PlannedRun
 
 T = TypeVar("T")
 PLAIN: dict[str, Any] = {
@@ -70,10 +75,55 @@ Suite = Annotated[str, typer.Argument(metavar="SUITE", help="The suite.", show_d
 SuiteOrNone = Annotated[str | None, typer.Argument(metavar="[SUITE]", help="Only of this suite.", show_default=False)]
 Confidence = Annotated[float, typer.Option("--confidence", metavar="C", help="Of intervals and comparisons, two-sided.")]
 Metric = Annotated[str | None, typer.Option("--metric", metavar="NAME", help="Instead of the suite's headline.", show_default=False)]
+Against = Annotated[
+    str | None, typer.Option("--baseline", metavar="NAME", help="A baseline of its suite, or another result.", show_default=False)
+]
+MinScore = Annotated[float | None, typer.Option("--min-score", metavar="X", help="Fail below this score.", show_default=False)]
+MaxRegression = Annotated[
+    float | None,
+    typer.Option("--max-regression", min=0.0, metavar="X", help="Fail if surely below the baseline, and by more.", show_default=False),
+]
+MaxFailed = Annotated[
+    float | None, typer.Option("--max-failed-percent", metavar="P", help="Fail if more failed, were cut or unreadable.", show_default=False)
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Fail unless a regression, or a lower score, is excluded.")]
 Last = Annotated[int, typer.Option("--last", min=1, metavar="N", help="The newest N results.")]
 
 
 # --- commands ------------------------------------------------------------------------------------------------------------------------
+
+
+@evaluations.command("run", short_help="Ask a suite's questions, score, keep.")
+@guarded
+def run(
+    suite: Annotated[Path, typer.Argument(metavar="SUITE.yaml", help="The suite's file; see docs/evaluations.md.", show_default=False)],
+    model: o.Model,
+    revision: o.Revision = None,
+    against: Against = None,
+    min_score: MinScore = None,
+    max_regression: MaxRegression = None,
+    max_failed: MaxFailed = None,
+    confidence: Confidence = 0.95,
+    strict: Strict = False,
+    budget: o.Budget = None,
+    pace: o.Pace = None,
+    again: o.Again = None,
+    deadline: o.Deadline = None,
+    webhook_url: o.WebhookUrl = None,
+    allow_mixed_image: o.MixedImage = False,
+    dry_run: o.DryRun = False,
+    stack: o.Stack = None,
+    facts: o.Facts = None,
+    json_output: o.Json = False,
+) -> int:
+    """Ask a suite's questions in one run, score the answers, keep the result and show it; judge it where a limit is given.
+
+    The same again finds its result and pays nothing: say --again NAME for another evaluation.
+    """
+    where = _where(stack, facts)
+    gate = _gate(against, min_score, max_regression, max_failed, confidence, strict)
+    how = _How(model, revision, against, gate, budget, pace, again, deadline, webhook_url, allow_mixed_image)
+    return _previewed(where, suite, how) if dry_run else _evaluated(where, suite, how)
 
 
 @evaluations.command("list", short_help="Suites, or the results of one.")
@@ -134,34 +184,22 @@ def history(suite: Suite, last: Last = 30, stack: o.Stack = None, facts: o.Facts
 @guarded
 def gate(
     result: Result,
-    against: Annotated[
-        str | None, typer.Option("--baseline", metavar="NAME", help="A baseline of its suite, or another result.", show_default=False)
-    ] = None,
-    min_score: Annotated[float | None, typer.Option("--min-score", metavar="X", help="Fail below this score.", show_default=False)] = None,
-    max_regression: Annotated[
-        float | None,
-        typer.Option("--max-regression", min=0.0, metavar="X", help="Fail if it is surely below, and by more.", show_default=False),
-    ] = None,
-    max_failed: Annotated[
-        float | None,
-        typer.Option("--max-failed-percent", metavar="P", help="Fail if more failed, were cut or unreadable.", show_default=False),
-    ] = None,
+    against: Against = None,
+    min_score: MinScore = None,
+    max_regression: MaxRegression = None,
+    max_failed: MaxFailed = None,
     confidence: Confidence = 0.95,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail unless a regression, or a lower score, is excluded.")] = False,
+    strict: Strict = False,
     stack: o.Stack = None,
     facts: o.Facts = None,
     json_output: o.Json = False,
 ) -> int:
     """Judge a result in one sentence. Ends with 0 passed, 1 failed, 2 where it cannot be judged: no baseline, or none to compare with."""
     from contract.errors import UsageError
-    from nights.evals.gate import Gate, check_gate
 
-    asked = Gate(min_score=min_score, max_regression=max_regression, confidence=confidence, strict=strict, max_failed_percent=max_failed)
-    check_gate(asked)
+    asked = _gate(against, min_score, max_regression, max_failed, confidence, strict)
     if not asked.asks:
         raise UsageError("a gate without a limit passes everything.", fix="Give --min-score, --max-regression or --max-failed-percent.")
-    if max_regression is not None and against is None:
-        raise UsageError("a regression is against a baseline.", where="--max-regression", fix="Name it: --baseline NAME.")
     return _gated(_where(stack, facts), result, against, asked)
 
 
@@ -309,6 +347,156 @@ async def _headers(kept: Baselines, suite: str, last: int) -> tuple[Sequence[Res
         suites = await kept.results.suites()
         raise UsageError("there is no suite of that name with results.", where=suite, fix=near(suite, suites, "Suites there"))
     return headers, pinned
+
+
+# --- evaluating ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _How:
+    """How an evaluation is made and judged."""
+
+    model: str
+    revision: str | None
+    against: str | None
+    gate: Gate
+    budget_usd: float | None
+    pace: int | None
+    again: str | None
+    deadline: str | None
+    webhook_url: str | None
+    allow_mixed_image: bool
+
+    def asked(self) -> Asked:
+        from cli.work import parse_span
+        from nights.evals.evaluate import Asked
+        from pipelines.work import Following
+
+        deadline = None if self.deadline is None else parse_span(self.deadline)
+        Following(budget_usd=self.budget_usd, webhook_url=self.webhook_url)  # what it refuses is said before anything is planned
+        return Asked(
+            model=self.model,
+            revision=self.revision,
+            again=self.again,
+            pace=self.pace,
+            budget_usd=self.budget_usd,
+            deadline=deadline,
+            webhook_url=self.webhook_url,
+            allow_mixed_image=self.allow_mixed_image,
+        )
+
+
+def _gate(
+    against: str | None, min_score: float | None, max_regression: float | None, max_failed: float | None, confidence: float, strict: bool
+) -> Gate:
+    """Raises UsageError for limits that cannot be judged."""
+    from contract.errors import UsageError
+    from nights.evals.gate import Gate, check_gate
+
+    made = Gate(min_score=min_score, max_regression=max_regression, confidence=confidence, strict=strict, max_failed_percent=max_failed)
+    check_gate(made)
+    if max_regression is not None and against is None:
+        raise UsageError("a regression is against a baseline.", where="--max-regression", fix="Name it: --baseline NAME.")
+    return made
+
+
+@asynccontextmanager
+async def announced(where: Where) -> AsyncIterator[Runner]:
+    """The stack's runner, which says what to type to end the jobs of the run that it follows."""
+    from cli.progress import shown
+    from cli.work import find_stack, live_limits, watch_of
+    from nights.runner import StackRunner
+    from pipelines.follow import Events, ignore
+    from pipelines.work import Finished, Following, buckets_of
+
+    class Announced(StackRunner):
+        async def complete(self, planned: PlannedRun, how: Following, hear: Events = ignore) -> Finished:
+            session.run = str(planned.uri)
+            session.cancel = f"{program()} cancel {planned.plan.run_id} --stop{where.options}"
+            self.note(f"run {session.run}")
+            return await super().complete(planned, how, hear)
+
+    stack = await find_stack(where)
+    with shown() as progress:
+        async with buckets_of(stack) as buckets:
+            yield Announced(stack, buckets, watch_of(progress), live_limits)
+
+
+def _previewed(where: Where, path: Path, how: _How) -> int:
+    """What the questions would cost; nothing is stored, nothing sent."""
+    from cli.report import plan_lines, plan_record
+    from cli.work import run_async
+    from nights.evals.evaluate import preview
+    from nights.evals.suite import load_suite
+
+    suite, asked = load_suite(path), how.asked()
+
+    async def main() -> tuple[int, PlannedRun]:
+        async with announced(where) as runner:
+            prepared, planned = await preview(suite, runner, asked)
+            return len(prepared.questions.all), planned
+
+    questions, planned = run_async(main)
+    judge = ["  judge    asks about every answer in a run of its own, which is not in the price"] if suite.keys.judge is not None else []
+    record = {"suite": suite.name, "questions": questions, "judged": bool(judge), "plan": plan_record(planned, stored=False)}
+    return _told(record, [f"{suite.name}: {questions:,} questions", *plan_lines(planned, how.budget_usd), *judge])
+
+
+def _evaluated(where: Where, path: Path, how: _How) -> int:
+    from cli.work import run_async
+    from nights.evals.baseline import Baselines
+    from nights.evals.evaluate import Evaluated, evaluate, prepare
+    from nights.evals.gate import judge
+    from nights.evals.results import Results
+    from nights.evals.suite import load_suite
+
+    suite, asked = load_suite(path), how.asked()
+    session.resume = f"{program()} {shlex.join(sys.argv[1:])}"
+
+    async def main() -> tuple[Evaluated, EvalResult | None]:
+        async with announced(where) as runner:
+            base: EvalResult | None = None
+            if how.against is not None:
+                kept = Baselines(Results(runner.store, runner.stack.facts.store.prefix.strip("/")))
+                base = await kept.result(await kept.results.find(how.against, suite=suite.name))
+                if how.gate.max_regression is not None:
+                    _same_suite(base.header, await prepare(suite, runner), how.against)
+            return await evaluate(suite, runner, asked), base
+
+    done, base = run_async(main)
+    found = done.result
+    lines, record = _result_shown(found, (), how.gate.confidence)
+    if done.repeated:
+        lines.append("It was there already: nothing was asked and nothing paid. For another evaluation say --again NAME.")
+    record = {**record, "repeated": done.repeated, "gate": None}
+    code = 0
+    if how.gate.asks or base is not None:
+        verdict = judge(found, how.gate, base, name=how.against)
+        record["gate"] = _verdict_record(found, verdict)
+        lines += [verdict.sentence, *(f"note: {text}" for text in verdict.notices)]
+        code = verdict.exit_code
+    return _told(record, lines, code)
+
+
+def _same_suite(base: ResultHeader, prepared: Prepared, name: str) -> None:
+    """Refuse a baseline that no answer could be compared with, before any is paid for. Raises UsageError."""
+    from contract.errors import UsageError
+
+    if base.suite_digest == prepared.digest:
+        return
+    parts = {
+        "dataset": base.dataset_digest != prepared.questions.digest,
+        "scorers": base.scorers != prepared.described,
+        "headline": base.headline != prepared.suite.headline,
+        "draws": base.draws != prepared.suite.keys.draws,
+        "prompt": base.made_with.get("prompt") != prepared.prompt_digest[:16],
+    }
+    changed = ", ".join(part for part, other in parts.items() if other) or "its definition"
+    raise UsageError(
+        f"baseline {name} is of this suite as it was before ({changed} changed): nothing can be compared, and nothing was asked.",
+        where="--baseline",
+        fix="Leave out --max-regression, and pin a new baseline from the result.",
+    )
 
 
 # --- saying --------------------------------------------------------------------------------------------------------------------------

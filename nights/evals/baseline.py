@@ -21,6 +21,8 @@ from nights.evals import stats
 from nights.evals.results import BASELINE_NAME, ENDING, LATEST, PREVIOUS, Named, Names, Results, near, readable
 from nights.evals.samples import EvalResult, ResultHeader
 
+PINNED: Final = frozenset({"prompt", "judge_prompt"})
+"""Of what a result was made with, what a suite may pin: with another digest of the suite it is a reason, else it may differ."""
 _NAMES: Final = frozenset({LATEST, PREVIOUS})
 
 
@@ -208,10 +210,16 @@ def differences(first: ResultHeader, second: ResultHeader) -> Differences:
         if before != after:
             reasons.append(f"{name}: {before} -> {after}")
     reasons += changes(first.scorers, second.scorers, "scorer ")
-    if first.suite_digest != second.suite_digest and not reasons:
-        reasons.append(f"the suite's definition: {short(first.suite_digest)} -> {short(second.suite_digest)}")
     known = {"model": first.model, "stack": first.stack, **first.made_with}
-    return Differences(tuple(reasons), changes(known, {"model": second.model, "stack": second.stack, **second.made_with}))
+    changed = changes(known, {"model": second.model, "stack": second.stack, **second.made_with})
+    if first.suite_digest != second.suite_digest:
+        # What the digest is made of and the header tells apart: who reads it wants to know which.
+        prompts = [one for one in changed if one.split(":")[0] in PINNED]
+        reasons += prompts
+        changed = tuple(one for one in changed if one not in prompts)
+        if not reasons:
+            reasons.append(f"the suite's definition: {short(first.suite_digest)} -> {short(second.suite_digest)}")
+    return Differences(tuple(reasons), changed)
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str], what: str = "") -> tuple[str, ...]:

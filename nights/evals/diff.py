@@ -88,12 +88,13 @@ def diff(first: EvalResult, second: EvalResult, *, metric: str | None = None, co
     rewritten = {name for name in both if _asked(firsts[name][0]) != _asked(seconds[name][0])}
     if not (compared := [name for name in both if name not in rewritten]):
         raise UsageError("the two results have no question in common.", where=where)
+    single = stats.single_draw(first, metric)
     up = 1 if first.header.higher_is_better else -1
     made: list[Change] = []
     for name in compared:
         if before[name] != after[name]:
             worse = up * (after[name] - before[name]) < 0
-            shown = _shown(firsts[name], seconds[name], stats.score_of(first, metric)[0], up if worse else -up)
+            shown = _shown(firsts[name], seconds[name], single, up if worse else -up)
             made.append(Change(name, shown[0].index, before[name], after[name], worse, *shown))
     made.sort(key=lambda one: (-one.size, one.index))
     return Diff(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,15 @@ import pytest
 from msgspec.structs import replace
 
 from cli.app import invoked
+from cli.work import Where
 from contract.store import S3Store
 from emulator.s3 import KeyPair, SeaweedS3
+from nights.evals.baseline import Baselines
 from nights.evals.results import Results
 from nights.evals.samples import EvalResult
 from tests.nights.evals.worlds import result_of
+from tests.nights.kit import NightHouse
+from tests.pipelines.planning import stack_of
 
 HOSTILE = "\x1b[2Jgone \u202e"
 GOOD = result_of([1.0] * 40 + [0.0] * 10, made_with={"model": "smollm2", "image": "worker@sha256:1"})
@@ -280,6 +285,102 @@ def test_a_full_disk_leaves_no_half_log(
     ended = nightbatch("export", "latest", "--out", str(tmp_path / "log.json"))
     assert (ended.code, "could not be written (No space left on device)" in ended.err) == (3, True)
     assert [one.name for one in tmp_path.iterdir()] == ["facts.json"]
+
+
+# --- evaluating ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> NightHouse:
+    """A stack in this process, which answers 2 to every question until it is told otherwise."""
+    made = NightHouse(says=lambda text: "2", stack=stack_of(prefix="team"))
+
+    @asynccontextmanager
+    async def announced(where: Where) -> AsyncIterator[NightHouse]:
+        yield made
+
+    @asynccontextmanager
+    async def opened(where: Where) -> AsyncIterator[Baselines]:
+        yield Baselines(Results(made.store, "team"))
+
+    monkeypatch.setattr("cli.evals.announced", announced)
+    monkeypatch.setattr("cli.evals.opened", opened)
+    return made
+
+
+def suite_file(folder: Path, **keys: Any) -> str:
+    """Forty sums, of which ten are 2."""
+    rows = [{"id": f"q{n}", "question": f"{n % 4}+1", "answer": n % 4 + 1} for n in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = {"version": 1, "dataset": "rows.jsonl", "id_column": "id", "prompt": "{question}", "target_column": "answer", **keys}
+    (folder / "sums.yaml").write_text(json.dumps({"scorers": [{"kind": "numeric"}], **made}))  # which is YAML, too
+    return str(folder / "sums.yaml")
+
+
+def test_a_suite_is_asked_scored_kept_and_asked_no_second_time(nightbatch: Call, house: NightHouse, tmp_path: Path) -> None:
+    file = suite_file(tmp_path)
+    first = nightbatch("run", file, "--model", "smollm2")
+    assert first.code == 0
+    assert "numeric  0.25  0.1419 to 0.4019 at 95 %  headline" in first.out
+    asked = len(house.asked)
+    again = nightbatch("run", file, "--model", "smollm2", "--json")
+    assert (again.record["repeated"], again.record["score"], len(house.asked)) == (True, 0.25, asked)
+    other = nightbatch("run", file, "--model", "smollm2", "--again", "two", "--json")
+    assert (other.record["repeated"], len(house.asked)) == (False, 2 * asked)
+    assert "2 results" in nightbatch("list").out
+
+
+def test_a_price_is_told_without_asking_anything(nightbatch: Call, house: NightHouse, tmp_path: Path) -> None:
+    before = dict(house.objects.data)
+    ended = nightbatch("run", suite_file(tmp_path), "--model", "smollm2", "--dry-run")
+    assert ended.code == 0
+    assert ended.out.startswith("sums: 40 questions\n")
+    assert house.asked == []
+    assert {key for key in house.objects.data if "probe" not in key} == set(before)
+    record = nightbatch("run", suite_file(tmp_path), "--model", "smollm2", "--dry-run", "--json").record
+    assert (record["questions"], record["plan"]["state"]) == (40, "dry-run")
+
+
+def test_an_evaluation_is_judged_at_once_where_limits_are_given(nightbatch: Call, house: NightHouse, tmp_path: Path) -> None:
+    file = suite_file(tmp_path)
+    assert nightbatch("run", file, "--model", "smollm2", "--min-score", "0.2").code == 0
+    nightbatch("baseline", "set", "main", "sums/latest")
+    house.says = lambda text: "no idea"
+    ended = nightbatch("run", file, "--model", "smollm2", "--again", "b", "--baseline", "main", "--max-regression", "0.1", "--json")
+    assert ended.code == 1
+    assert ended.record["gate"]["gate"] == "failed"
+    assert "numeric 0 is 0.25 below baseline main (0.25), more than the 0.1 allowed" in ended.record["gate"]["sentence"]
+    assert ended.record["counts"] == {"ok": 0, "failed": 0, "cut": 0, "unparsed": 40}
+
+
+def test_a_baseline_that_nothing_could_be_compared_with_is_refused_before_anything_is_paid(
+    nightbatch: Call, house: NightHouse, tmp_path: Path
+) -> None:
+    nightbatch("run", suite_file(tmp_path), "--model", "smollm2")
+    nightbatch("baseline", "set", "main", "sums/latest")
+    asked = len(house.asked)
+    file = suite_file(tmp_path, prompt="What is {question}?")
+    ended = nightbatch("run", file, "--model", "smollm2", "--baseline", "main", "--max-regression", "0.1")
+    assert (ended.code, len(house.asked)) == (2, asked)
+    assert "baseline main is of this suite as it was before (prompt changed): nothing can be compared" in ended.err
+    missing = nightbatch("run", file, "--model", "smollm2", "--baseline", "mian", "--min-score", "0.1")
+    assert (missing.code, len(house.asked)) == (2, asked)
+
+
+def test_a_suite_with_mistakes_names_them_all(nightbatch: Call, house: NightHouse, tmp_path: Path) -> None:
+    ended = nightbatch("run", suite_file(tmp_path, limit=0, draws="many"), "--model", "smollm2")
+    assert ended.code == 2
+    assert "limit" in ended.err
+    assert "draws" in ended.err
+    assert house.asked == []
+
+
+def test_an_evaluation_that_is_cut_by_its_deadline_says_how_to_go_on(nightbatch: Call, house: NightHouse, tmp_path: Path) -> None:
+    house.cut = True
+    ended = nightbatch("run", suite_file(tmp_path), "--model", "smollm2", "--deadline", "1h")
+    assert ended.code == 4
+    house.cut = False
+    assert nightbatch("run", suite_file(tmp_path), "--model", "smollm2").code == 0
 
 
 def test_without_scipy_it_is_said_what_to_install(nightbatch: Call, monkeypatch: pytest.MonkeyPatch) -> None:

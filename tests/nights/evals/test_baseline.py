@@ -163,6 +163,14 @@ def test_what_may_differ_is_said() -> None:
     )
 
 
+def test_another_prompt_is_named_where_it_is_the_suites() -> None:
+    prompt = {**TWO.header.made_with, "prompt": "2222"}
+    first = replace(ONE.header, made_with={**ONE.header.made_with, "prompt": "1111"})
+    assert differences(first, replace(TWO.header, made_with=prompt)).changed == ("prompt: 1111 -> 2222",)
+    pinned = differences(first, replace(TWO.header, made_with=prompt, suite_digest="b" * 64))
+    assert (pinned.reasons, pinned.changed) == (("prompt: 1111 -> 2222",), ())
+
+
 def test_questions_that_only_one_of_both_has_are_a_reason_and_are_named() -> None:
     more = result_of([1, 1, 1, 0], night=1)
     with pytest.raises(NotComparable, match=r"1 question is in 20261201T\S+ only\. .* has 'q00003'"):

@@ -61,6 +61,7 @@ def test_pass_at_k_is_estimated_question_by_question_from_the_draws() -> None:
     by_hand = [sum(any(row[one] for one in pair) for pair in pairs) / len(pairs) for row in ([1, 0, 0, 0], [1, 1, 0, 0], [0] * 4, [1] * 4)]
     assert questions_of(made, "pass@2").values.tolist() == pytest.approx(by_hand)
     assert questions_of(made).values.tolist() == [0.25, 0.5, 0, 1]
+    assert stats.single_draw(made, "pass@2") == "pass@1"
     carried = result_of([[value] * 4 for value in by_hand], metric="pass@2")
     assert questions_of(carried).values.tolist() == pytest.approx(by_hand)
 
