@@ -392,18 +392,23 @@ def dimensions_of(table: Any) -> int:
 
 
 def write_rows(space: Space, table: Any | None, rows: pa.RecordBatchReader) -> list[Any]:
-    """Data files that no version refers to yet."""
+    """Data files that no version refers to yet. Raises Moved where there was no table and there is one now."""
     from lance.fragment import write_fragments
 
-    with asked("writing vectors", space.uri):
-        written: list[Any] = write_fragments(
-            rows,
-            table if table is not None else space.uri,
-            schema=rows.schema,
-            mode="append" if table is not None else "create",
-            max_rows_per_file=FILE_ROWS,
-            storage_options=_options(space.home),
-        )
+    try:
+        with asked("writing vectors", space.uri):
+            written: list[Any] = write_fragments(
+                rows,
+                table if table is not None else space.uri,
+                schema=rows.schema,
+                mode="append" if table is not None else "create",
+                max_rows_per_file=FILE_ROWS,
+                storage_options=_options(space.home),
+            )
+    except StoreError:
+        if table is None and dataset(space) is not None:
+            raise Moved("another process made the table first.", where=space.uri) from None
+        raise
     return written
 
 

@@ -505,6 +505,8 @@ class _Work:
         rows = pa.RecordBatchReader.from_batches(schema, self._minding(self._vectors(parquet, schema)))
         try:
             self._new = tables.write_rows(self.space, self._table, rows)
+        except Moved:
+            raise MovedOn(self.space.name, 1) from None
         except StoreError:
             if self._error is not None:
                 raise self._error from None
