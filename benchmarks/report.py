@@ -65,7 +65,8 @@ IMAGE: Final = "registry.example/nightbatch/worker@sha256:" + "5e" * 32
 @dataclass(frozen=True)
 class Shape:
     """What happens to a run. `lost_every`: of so many shards one has an execution that is for nothing first; `dead_every`: one that never
-    ends; `failed_every`: one has failed rows, whose messages are these; `done`: how many shards end at all."""
+    ends; `failed_every`: one has failed rows, whose messages are these; `done`: how many shards end at all; the
+    others have `attempts_for_open` attempts that died of `job_cause`, or are out still where it is empty."""
 
     shards: int = SHARDS
     rows_per_shard: int = 200
@@ -182,7 +183,8 @@ async def make_run(shape: Shape, store: MemoryStore | None = None) -> Made:
         at = shape.at + timedelta(seconds=start)
         intents.append(
             Intent(attempt=number + 1, shard=shard_name(shard), sent_at=shape.at + timedelta(seconds=sent),
-                   start_by=at + timedelta(hours=3), ttl_s=14_400, execution_timeout_s=TIMEOUT_S, reserve_usd=0.2, epoch=0, low_priority=number >= shape.workers)
+                   start_by=at + timedelta(hours=3), ttl_s=14_400, execution_timeout_s=TIMEOUT_S, reserve_usd=0.2,
+                   epoch=0, low_priority=number >= shape.workers)
         )  # fmt: skip
         load = 0.0 if worker in loaded else 38.0 + rng.random() * 9
         loaded.add(worker)
@@ -197,6 +199,8 @@ async def make_run(shape: Shape, store: MemoryStore | None = None) -> Made:
         over = shape.at + timedelta(seconds=stop)
         last = max(last, over)
         heappush(slots, (stop if how != "dead" else start + 90, worker))
+        if how == "dead" and not shape.job_cause:
+            continue
         if how == "dead":
             notes.append(
                 AttemptNote(attempt=number + 1, client="bench", state="dead", job_id=f"job-{number}", cause=shape.job_cause,

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from nights.record import NightRecord
 from nights.report.model import Cost, Delays, Spread, Timeline, Tone
 from nights.report.spans import step
-from nights.report.text import clock, counted, duration, measure, percent, short, shortened, usd, visible
+from nights.report.text import clock, counted, duration, measure, percent, short, usd, visible
 
 WIDTH: Final = 1000
 """Of the inner picture: thousandths."""
@@ -116,7 +116,8 @@ def _mark(x: float, y: float, said: str) -> Markup:
 
 def time_axis(found: Timeline, y: float) -> tuple[list[Markup], list[Markup]]:
     """Grid lines down to `y` and their words: the clock, or seconds since the beginning where the run was short."""
-    width = step(found.seconds, 5)
+    days = found.seconds > 86400
+    width = step(found.seconds, 4 if days else 5)
     lines: list[Markup] = []
     words: list[Markup] = []
     if width >= 60:
@@ -128,7 +129,8 @@ def time_axis(found: Timeline, y: float) -> tuple[list[Markup], list[Markup]]:
     while at <= found.seconds:
         x = at / found.seconds * WIDTH
         lines.append(line("grid", [(x, 0), (x, y)]))
-        said = clock(found.began + timedelta(seconds=at)) if width >= 60 else f"{at:g} s"
+        when = found.began + timedelta(seconds=at)
+        said = f"{at:g} s" if width < 60 else f"{when:%d %b}" if width >= 86400 else f"{when:%a %H:%M}" if days else clock(when)
         words.append(text(x, y + 14, said, "tick", "start" if x < 30 else "end" if x > 960 else "middle"))
         at += width
     return lines, words
@@ -190,8 +192,8 @@ def rate_chart(found: Timeline, ident: str) -> Markup:
     )
     workers = f"{busiest:.3g}" if busiest > 0.01 else ""
     labels = [(14.0, f"{most:,}"), (4.0 + tall, "shards"), (tall + 24.0, workers), (float(base), "busy")]
-    return beside(labels, base + 20, picture(ident, f"Shards committed in each {short(found.step)}, and busy workers", told, base + 20, marks,
-                                             words))  # fmt: skip
+    title = f"Shards committed in each {short(found.step)}, and busy workers"
+    return beside(labels, base + 20, picture(ident, title, told, base + 20, marks, words))
 
 
 def delays_chart(found: Delays, ident: str) -> Markup:
@@ -330,7 +332,7 @@ def calendar(jobs: Sequence[tuple[str, Sequence[tuple[str, Tone]]]], dates: Sequ
     paths: dict[str, list[tuple[float, float, float, float]]] = {}
     labels: list[tuple[float, str]] = []
     for number, (job, nights) in enumerate(jobs):
-        labels.append((number * row + 15, shortened(job, 40) if len(job) <= 13 else f"{job[:12]}…"))
+        labels.append((number * row + 15, job if len(job) <= 13 else f"{job[:12]}…"))
         known = dict(nights)
         for date, at in place.items():
             tone = known.get(date)
@@ -340,8 +342,6 @@ def calendar(jobs: Sequence[tuple[str, Sequence[tuple[str, Tone]]]], dates: Sequ
             )
     height = len(jobs) * row + 18
     words = [text(0, height - 3, dates[0][5:]), text(WIDTH, height - 3, dates[-1][5:], "tick", "end")] if len(dates) > 1 else []
-    told = "; ".join(
-        f"{job}: {', '.join(f'{date} {TONES[tone]}' for date, tone in nights[-3:])}" for job, nights in jobs
-    )  # fmt: skip
+    told = "; ".join(f"{job}: {', '.join(f'{date} {TONES[tone]}' for date, tone in nights[-3:])}" for job, nights in jobs)
     marks = [boxes(kind, found) for kind, found in paths.items()]
     return beside(labels, height, picture(ident, "Jobs by night", f"The latest: {told}.", height, marks, words))

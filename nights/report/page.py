@@ -1,8 +1,8 @@
 """nights/report: HTML of a run, a night and an index. Pure but for its own templates and style, which are read once.
 
-Every value that a template prints is made visible (`text.visible`) and escaped by Jinja, unless it is markup that `charts` or a template
-made: no page can forget to. The policy of a page allows its one style sheet, by its digest, and nothing else: no script, no picture, no
-font, no address but its own.
+Every value that a template prints is shortened, made visible (`text.visible`) and escaped by Jinja, unless it is markup that `charts` or a
+template made: no page can forget to. The policy of a page allows its one style sheet, by its digest, and nothing else: no script, no
+picture, no font, no address but its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nights.record import DEGREES, NightRecord
 from nights.report import charts
 from nights.report.build import index_sentence, night_sentence, night_tone
 from nights.report.model import IndexReport, NightReport, RunReport, Timeline, Tone
-from nights.report.text import clock, counted, duration, instant, measure, percent, short, size, unbroken, usd, visible
+from nights.report.text import clock, counted, duration, instant, measure, percent, short, shortened, size, unbroken, usd, visible
 
 HERE: Final = Path(__file__).parent
 WHOLE_RUNS: Final = 3
@@ -57,7 +57,11 @@ def policy(css: str) -> str:
 
 
 def _shown(value: object) -> object:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return _plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _plain(value: str) -> str:
+    return visible(shortened(value))
 
 
 @cache
@@ -100,7 +104,7 @@ def environment() -> Environment:
 
 def _bdi(value: str) -> Markup:
     """Foreign text whose direction harms nothing around it."""
-    return Markup("<bdi>{}</bdi>").format(visible(value))
+    return Markup("<bdi>{}</bdi>").format(_plain(value))
 
 
 def _lane_kinds(found: Timeline) -> list[tuple[str, str]]:
@@ -255,11 +259,11 @@ def night_cells(record: NightRecord) -> Cells:
 
 
 def _badge(tone: Tone, word: str) -> Markup:
-    return Markup('<span class="badge {}">{}</span>').format(tone, visible(word))
+    return Markup('<span class="badge {}">{}</span>').format(tone, _plain(word))
 
 
 def _link(to: str | None, name: str, date: str = "") -> Markup:
-    shown = _bdi(name) + (Markup(' <span class="whole">{}</span>').format(visible(date)) if date else Markup(""))
+    shown = _bdi(name) + (Markup(' <span class="whole">{}</span>').format(_plain(date)) if date else Markup(""))
     return shown if to is None else Markup('<a href="{}">{}</a>').format(to, shown)
 
 

@@ -19,7 +19,7 @@ from contract.protocol import fold, fold_starts
 from contract.store import Store, get_or_none
 from contract.tree import build_tree, list_commits
 from nights.record import NightRecord, Records
-from nights.report.build import FailedRow, RunFacts, night_report, run_report
+from nights.report.build import EDGES, MOST_BUCKETS, FailedRow, RunFacts, night_report, run_report
 from nights.report.model import REPORT_VERSION, NightReport, RunReport
 from pipelines.journal import Journal
 from pipelines.markers import read_markers
@@ -102,7 +102,18 @@ async def read_run_kept(store: Store, keys: RunKeys, plan: Plan, *, rows: bool =
 
 def _stands(kept: RunReport, plan: Plan, rows: bool) -> bool:
     same = (kept.version, kept.plan_id, kept.run) == (REPORT_VERSION, plan.plan_id, plan.run)
-    return same and kept.state == "complete" and bool(kept.verified) and not kept.gaps and kept.with_rows == rows
+    return same and kept.state == "complete" and bool(kept.verified) and not kept.gaps and kept.with_rows == rows and _drawable(kept)
+
+
+def _drawable(kept: RunReport) -> bool:
+    """Whether a report that came out of a bucket can be drawn at all: somebody may have written it by hand."""
+    line, delays = kept.timeline, kept.delays
+    if line is not None and not (line.seconds >= 1 and line.step >= 1 and line.seconds / line.step <= len(line.buckets) <= MOST_BUCKETS):
+        return False
+    if delays is not None:
+        spreads = [spread for spread in (delays.delay, delays.execution) if spread is not None]
+        return all(0 < len(spread.bins) == len(delays.edges) <= len(EDGES) for spread in spreads)
+    return True
 
 
 async def read_night(

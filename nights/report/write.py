@@ -6,9 +6,11 @@ night whose report cannot be written has not failed: callers say so and go on.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +30,8 @@ from pipelines.runs import RunListing, list_runs
 
 MOST_LISTED: Final = 200
 """Nights, and runs, that an index has unless it is told otherwise."""
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Not the fault of the place that was named."""
 Note = Callable[[str], None]
 
 
@@ -60,6 +64,8 @@ async def write_night_report(
 
 def write_file(path: Path, text: str) -> None:
     """A whole file or none. Raises UsageError where it cannot be written."""
+    if os.path.isdir(path):
+        raise UsageError("this is a folder, and the report is a file.", where=str(path), fix="Name a file with --out.")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,11 +74,14 @@ def write_file(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, FileExistsError) as error:
+    except OSError as error:
+        if error.errno in FULL:
+            raise
         what = f"no report can be written there ({error.strerror})."
         raise UsageError(what, where=str(path), fix="Name another place with --out.") from None
     finally:
-        draft.unlink(missing_ok=True) if draft.parent.is_dir() else None
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 # --- an index ------------------------------------------------------------------------------------------------------------------------
