@@ -646,7 +646,7 @@ def _result_shown(found: EvalResult, pinned: Sequence[str], confidence: float) -
     elif headline is not None:
         lines.append("So few questions would not show any difference between two such results.")
     lines += [f"note     {one}" for one in dict.fromkeys(one.notice for one in intervals.values() if one.notice)]
-    lines += ["made with", *(one_line(f"  {name}: {value}", 400) for name, value in header.made_with.items())]
+    lines += ["made with", *(f"  {one_line(f'{name}: {value}', 400)}" for name, value in header.made_with.items())]
     if header.run:
         lines.append(f"run      {header.run}")
     record = {
@@ -707,7 +707,7 @@ def _diff_told(found: Diff, compared: Comparison | None, chosen: Sequence[Change
         return 0
     lines = [f"{found.metric}: {found.first} -> {found.second}"]
     if compared is not None:
-        real = "no chance" if compared.significant else "may be chance"
+        real = "not by chance" if compared.significant else "may be chance"
         lines.append(
             f"{_number(compared.first)} -> {_number(compared.second)}, {_number(compared.difference, sign=True)} "
             f"({_between(compared, sign=True)}), p {p_value(compared.p_value)}: {real}"

@@ -100,8 +100,9 @@ def judge(result: EvalResult, gate: Gate, baseline: EvalResult | None = None, *,
         state = "not comparable"
     notices = [text for text in (unjudged if state != "not comparable" else "", found.notice or "") if text]
     if comparison is not None and gate.max_regression is not None and blind(comparison, gate.max_regression):
-        smallest = "no difference" if comparison.smallest is None else f"no difference below {number(comparison.smallest)}"
-        notices.append(f"so many questions show {smallest} reliably, and the gate speaks of {number(gate.max_regression)}")
+        smallest = "any difference" if comparison.smallest is None else f"a difference below {number(comparison.smallest)}"
+        asked = "1 question does" if comparison.questions == 1 else f"{comparison.questions:,} questions do"
+        notices.append(f"{asked} not reliably show {smallest}, and the gate speaks of {number(gate.max_regression)}")
     sentence = _sentence(state, reasons, unjudged, header, found, comparison, name)
     return Verdict(state, sentence, found, failed_percent, name, comparison, differing, tuple(notices))
 
@@ -136,7 +137,7 @@ def _reasons(
         allowed = f"more than the {number(gate.max_regression)} allowed" if gate.max_regression else "where none is allowed"
         chance = f"p {p_value(comparison.p_value)}, {comparison.questions:,} questions"
         if lost > gate.max_regression + ROUNDING and comparison.significant:
-            reasons.append(f"{against}, {allowed}, and that is no chance ({chance})")
+            reasons.append(f"{against}, {allowed}, and not by chance ({chance})")
         elif gate.strict and most > gate.max_regression + ROUNDING:
             reasons.append(
                 f"{metric} may have {fallen} by {number(most)} against baseline {name}, {allowed} "

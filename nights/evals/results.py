@@ -177,7 +177,7 @@ def resolve(name: str, everything: dict[str, Names], *, text: str) -> Named:
     if name == PREVIOUS:
         raise UsageError("no suite has two results.", where=text, fix="See: nightbatch eval list")
     known = [f"{suite}/{one}" for suite, names in everything.items() for one in (*names.baselines, *reversed(names.results))]
-    bare = {**{one: one for one in everything}, **{one.rpartition("/")[2]: one for one in reversed(known)}}
+    bare = {**{one: one for one in (LATEST, PREVIOUS, *everything)}, **{one.rpartition("/")[2]: one for one in reversed(known)}}
     close = [bare[one] for one in get_close_matches(name, bare, n=3, cutoff=0.5)]
     raise UsageError(
         f"there is no result or baseline {name or 'without a name'}.",

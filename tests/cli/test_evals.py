@@ -147,7 +147,7 @@ def test_a_result_is_shown_with_its_interval_and_what_it_was_made_with(nightbatc
     out = nightbatch("show", "arithmetic").out
     assert "exact  0.8  0.6696 to 0.8876 at 95 %  headline" in out
     assert "asked    50 questions: 50 ok" in out
-    assert "image: worker@sha256:1" in out
+    assert "\n  image: worker@sha256:1\n" in out
     assert "A difference of 0.2" in out
     record = nightbatch("show", GOOD.header.result, "--json", "--confidence", "0.9").record
     assert record["intervals"]["exact"]["confidence"] == 0.9
@@ -167,7 +167,7 @@ def test_what_got_worse_is_shown_side_by_side_and_harmless(nightbatch: Call, kep
     kept(GOOD, BAD)
     ended = nightbatch("diff", "previous", "latest", "--limit", "2")
     assert ended.code == 0
-    assert "0.8 -> 0.5, -0.3 (-0.4375 to -0.191 at 95 %), p < 0.001: no chance" in ended.out
+    assert "0.8 -> 0.5, -0.3 (-0.4375 to -0.191 at 95 %), p < 0.001: not by chance" in ended.out
     assert "of 50 questions 15 got worse, 0 better, 35 stayed" in ended.out
     assert "changed: image: worker@sha256:1 -> worker@sha256:2" in ended.out
     assert ended.out.count("worse q000") == 2
@@ -214,7 +214,7 @@ def test_a_gate_ends_with_what_it_found_in_one_sentence(nightbatch: Call, kept: 
     failed = nightbatch("gate", "latest", "--baseline", "main", "--max-regression", "0.05")
     assert failed.code == 1
     assert failed.out.splitlines()[0] == (
-        "The gate of arithmetic failed: exact 0.5 is 0.3 below baseline main (0.8), more than the 0.05 allowed, and that is no chance "
+        "The gate of arithmetic failed: exact 0.5 is 0.3 below baseline main (0.8), more than the 0.05 allowed, and not by chance "
         "(p < 0.001, 50 questions)."
     )
     assert "changed since the baseline: image: worker@sha256:1 -> worker@sha256:2" in failed.out

@@ -46,7 +46,7 @@ def test_a_regression_that_is_no_chance_and_more_than_allowed_fails_in_one_sente
     verdict = judge(of(140), Gate(max_regression=0.02), BASE, name="main")
     assert verdict.exit_code == 1
     assert verdict.sentence == (
-        "The gate of arithmetic failed: exact 0.7 is 0.1 below baseline main (0.8), more than the 0.02 allowed, and that is no chance "
+        "The gate of arithmetic failed: exact 0.7 is 0.1 below baseline main (0.8), more than the 0.02 allowed, and not by chance "
         "(p = < 0.001, 200 questions)."
     ).replace("p = <", "p <")
 
@@ -66,7 +66,7 @@ def test_a_fall_that_may_be_chance_passes_unless_the_gate_is_strict() -> None:
     tonight = of(155)
     verdict = judge(tonight, Gate(max_regression=0.01), BASE, name="main")
     assert verdict.state == "passed"
-    assert verdict.notices == ("so many questions show no difference below 0.0388 reliably, and the gate speaks of 0.01",)
+    assert verdict.notices == ("200 questions do not reliably show a difference below 0.0388, and the gate speaks of 0.01",)
     assert judge(tonight, Gate(max_regression=0.01, confidence=0.9), BASE, name="main").exit_code == 1
     strict = judge(tonight, Gate(max_regression=0.01, strict=True), BASE, name="main")
     assert strict.exit_code == 1

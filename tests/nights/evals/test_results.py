@@ -103,6 +103,7 @@ async def test_a_result_is_found_by_id_by_its_beginning_by_age_and_with_its_suit
     ("text", "said"),
     [
         ("latest", "2 suites have a result that is called so"),
+        ("lates", "Did you mean latest"),
         ("arithmatic", "Did you mean arithmetic"),
         ("arithmatic/latest", "Did you mean arithmetic"),
         ("code/previous", "no suite has two results"),
