@@ -148,14 +148,14 @@ def score_of(result: EvalResult, metric: str) -> tuple[str, int | None]:
     if not (at and k.isdigit() and 1 < int(k) <= result.header.draws):
         return metric, None
     have: Collection[str] = result.samples[0].scores if result.samples else ()
-    return next((one for one in (metric, f"{name}@1", name) if one in have), metric), int(k)
+    return next((one for one in (metric, name, f"{name}@1") if one in have), metric), int(k)
 
 
 def single_draw(result: EvalResult, metric: str) -> str:
     """The metric that tells the draws of a question apart: that of one draw, where `metric` is `NAME@K`."""
-    name = metric.rpartition("@")[0]
+    name, at, k = metric.rpartition("@")
     have: Collection[str] = result.samples[0].scores if result.samples else ()
-    return next((one for one in (f"{name}@1", name) if one in have), metric) if score_of(result, metric)[1] is not None else metric
+    return next((one for one in (name, f"{name}@1") if at and k.isdigit() and one in have), metric)
 
 
 def at_k(draws: int, right: int, k: int) -> float:
