@@ -51,8 +51,15 @@ def data_key(keys: RunKeys) -> str:
 
 async def read_facts(store: Store, keys: RunKeys, plan: Plan, now: datetime | None = None) -> RunFacts:
     """Everything that the page of a run rests on."""
+    mode, store.mode = store.mode, plan.store.mode
+    try:
+        return await _read_facts(store, keys, plan, now)
+    finally:
+        store.mode = mode
+
+
+async def _read_facts(store: Store, keys: RunKeys, plan: Plan, now: datetime | None) -> RunFacts:
     gaps: list[str] = []
-    store.mode = plan.store.mode
     control = await _or(_control(store, keys, plan), Control(plan=plan.plan_id, at=plan.created_at, by="nobody"), "control.json", gaps)
     journal = Journal(store, keys, plan.plan_id, "report")
     entries = await _or(journal.refresh(), (), "The journal", gaps)
@@ -87,17 +94,20 @@ async def read_run(store: Store, keys: RunKeys, plan: Plan, *, rows: bool = True
 
 
 async def read_run_kept(store: Store, keys: RunKeys, plan: Plan, *, rows: bool = True) -> RunReport:
-    """As `read_run`, from the report that is kept beside the run where it is of the complete and verified run: nothing changes it
-    any more."""
+    """As `read_run`, from the report that is kept beside the run where that stands."""
+    return await read_kept(store, keys, plan, rows=rows) or await read_run(store, keys, plan, rows=rows)
+
+
+async def read_kept(store: Store, keys: RunKeys, plan: Plan, *, rows: bool = True) -> RunReport | None:
+    """The report that is kept beside the run, where it is of the complete and verified run: nothing changes it any more."""
     blob = await get_or_none(store, data_key(keys))
-    if blob is not None:
-        try:
-            kept = msgspec.json.decode(blob.data, type=RunReport)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            kept = None  # of another version, say: it can be made again
-        if kept is not None and _stands(kept, plan, rows):
-            return kept
-    return await read_run(store, keys, plan, rows=rows)
+    if blob is None:
+        return None
+    try:
+        kept = msgspec.json.decode(blob.data, type=RunReport)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # of another version, say: it can be made again
+    return kept if _stands(kept, plan, rows) else None
 
 
 def _stands(kept: RunReport, plan: Plan, rows: bool) -> bool:

@@ -7,6 +7,7 @@ night whose report cannot be written has not failed: callers say so and go on.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from contract.errors import ContractError, Damaged, UsageError
+from contract.errors import ContractError, Damaged, NightbatchError, UsageError
 from contract.keys import RunKeys, RunUri
 from contract.models import Plan
 from contract.store import FolderStore, Store
@@ -25,9 +26,10 @@ from nights.record import DATED, NightRecord, Records
 from nights.report.build import night_line, run_line
 from nights.report.model import IndexReport, NightLine, NightReport, RunLine, RunReport
 from nights.report.page import render_index, render_night, render_run
-from nights.report.read import data_key, read_night, read_record, read_run, read_run_kept, report_key
-from pipelines.runs import RunListing, list_runs
+from nights.report.read import MOST_RUNS, data_key, read_kept, read_night, read_record, read_run, read_run_kept, report_key
+from pipelines.runs import RunListing, list_runs, load_run
 
+log = logging.getLogger("nightbatch.report")
 MOST_LISTED: Final = 200
 """Nights, and runs, that an index has unless it is told otherwise."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -60,6 +62,34 @@ async def write_night_report(
     report = await read_night(records, record, rows=rows, runs=None if runs is None else tuple(runs))
     await records.store.put(night_key(records, record), render_night(report).encode())
     return report
+
+
+async def report_night(records: Records, record: NightRecord, *, rows: bool = True, note: Note = lambda text: None) -> NightReport | None:
+    """The end of every night: the pages of its runs and its own, kept where they belong. Raises nothing: the night's work is done, and a
+    page that cannot be written is a notice (`note`), not a failed night. A run whose page stands already is read in one request."""
+    store = records.store
+    reports: list[RunReport] = []
+    for run in record.runs[:MOST_RUNS]:
+        mode = store.mode
+        try:
+            handle = await load_run(store, RunUri.parse(run))
+            kept = await read_kept(store, handle.keys, handle.plan, rows=rows)
+            reports.append(kept or await write_run_report(store, handle.keys, handle.plan, rows=rows))
+        except Exception as error:
+            _could_not(note, f"the report of {run}", error)
+        finally:
+            store.mode = mode
+    try:
+        return await write_night_report(records, record, rows=rows, runs=reports if len(reports) == len(record.runs) else None)
+    except Exception as error:
+        _could_not(note, f"the report of {record.job} on {record.date}", error)
+        return None
+
+
+def _could_not(note: Note, what: str, error: Exception) -> None:
+    if not isinstance(error, NightbatchError):
+        log.warning("%s could not be made", what, exc_info=error)
+    note(f"{what} could not be written: {error if isinstance(error, NightbatchError) else type(error).__name__}")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from benchmarks.report import IMAGE, TIMEOUT_S, Made, Shape, make_run
-from contract.models import Child, Control, EndMarker, PartCommit, SplitCommit, StartMarker, decode, encode
+from contract.models import Child, Control, EndMarker, PartCommit, SplitCommit, StartMarker, StoreMode, decode, encode
 from contract.protocol import worker_seconds
 from contract.rows import RowError
 from nights.night import Call, run_night
@@ -297,8 +298,9 @@ def test_errors_objects_that_are_gone_or_altered_are_told() -> None:
     assert report.failures_known == report.failed - 6
 
 
-async def test_a_run_of_the_real_worker_reads_as_it_was(tmp_path: Path) -> None:
-    house = NightHouse(says=lambda text: RowError(code="too_long", message=f"{text} <i>") if text == "text 3" else "yes")
+@pytest.mark.parametrize("mode", ["conditional", "last-writer"])
+async def test_a_run_of_the_real_worker_reads_as_it_was(tmp_path: Path, mode: StoreMode) -> None:
+    house = NightHouse(mode=mode, says=lambda text: RowError(code="too_long", message=f"{text} <i>") if text == "text 3" else "yes")
     rows(tmp_path)
     record = (await run_night(file_of(tmp_path, job_of()), DATE, house, Call())).record
     records = Records(house.store, house.stack.facts.store.prefix)
@@ -364,7 +366,7 @@ def test_a_score_is_compared_only_with_its_own_metric() -> None:
         ({"state": "running", "ended": None}, "busy"),
     ],
 )
-def test_how_a_night_went_at_a_glance(more: dict[str, object], tone: str) -> None:
+def test_how_a_night_went_at_a_glance(more: dict[str, Any], tone: str) -> None:
     assert night_tone(night(**more)) == tone
 
 

@@ -15,13 +15,13 @@ import cli.work
 import pipelines.work
 from benchmarks.report import Made, make_run
 from cli.app import app
-from contract.errors import UsageError
+from contract.errors import AccessDenied, UsageError
 from contract.facts import Stack, StackFacts, StackSecrets, StoreFacts
 from contract.memory import MemoryStore
 from contract.models import S3Config
 from nights.record import Records
 from nights.report.read import read_run
-from nights.report.write import file_name, write_file, write_index, write_night_report, write_run_report
+from nights.report.write import file_name, report_night, write_file, write_index, write_night_report, write_run_report
 from tests.nights.report.kit import CLEAN, HOSTILE, SMALL, Page, night, verified_run
 
 S3 = S3Config(accessId="access", accessSecret="secret", bucketName="memory", endpointUrl="memory:")
@@ -59,6 +59,40 @@ async def test_a_night_whose_runs_are_known_reads_none_again() -> None:
     run.store.hook = hook
     await write_night_report(Records(run.store), night(runs=(run.plan.run,)), runs=[known])
     assert not [key for key in asked if "/runs/" in key or key.startswith("runs/")]
+
+
+async def test_the_end_of_a_night_writes_all_its_pages_and_the_next_one_reads_each_run_once() -> None:
+    run = await verified_run(CLEAN)
+    records = Records(run.store)
+    asked: list[str] = []
+
+    async def hook(op: str, key: str) -> None:
+        asked.append(f"{op} {key}")
+
+    notes: list[str] = []
+    found = await report_night(records, night(runs=(run.plan.run,)), note=notes.append)
+    assert found is not None
+    assert {f"{run.keys.root}/report.html", "nights/reviews/2026-11-28.html"} <= set(run.store.objects.data)
+    run.store.hook = hook
+    again = await report_night(records, night("2026-11-29", runs=(run.plan.run,)), note=notes.append)
+    assert again is not None
+    assert again.runs == found.runs
+    assert [one for one in asked if "runs/" in one] == [f"get {run.keys.plan()}", f"get {run.keys.root}/report.json"]
+    assert notes == []
+
+
+async def test_a_page_that_cannot_be_written_fails_no_night() -> None:
+    run = await make_run(CLEAN)
+
+    async def hook(op: str, key: str) -> None:
+        if op == "put":
+            raise AccessDenied("put was refused (403).", where=key)
+
+    run.store.hook = hook
+    notes: list[str] = []
+    assert await report_night(Records(run.store), night(runs=(run.plan.run, "nonsense")), note=notes.append) is None
+    assert len(notes) == 3
+    assert "report.html: put was refused" in notes[0]
 
 
 # --- files ---------------------------------------------------------------------------------------------------------------------------
