@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness import RESULTS, CannotMeasure, Line, Options, Result, Sample, keep, machine, say, table
 
-NAMES = ("startup", "planning", "collecting", "submit", "embed", "generate", "one_row_jobs", "infrastructure", "evals")
+NAMES = ("startup", "planning", "collecting", "submit", "embed", "generate", "one_row_jobs", "infrastructure", "evals", "report")
 
 
 def main(arguments: list[str] | None = None) -> int:
