@@ -437,7 +437,8 @@ def _crontab(jobs: Sequence[JobFile], how: How) -> Made:
         "# Install: crontab FILE, or its lines into your own crontab.\n"
         "# Not every cron knows time zones (CRON_TZ is cronie's), and each has its own way with clocks that change. So cron looks every\n"
         "# hour, at the minute that the job is due in UTC, and `--if-due` decides: it costs one look at the bucket.\n"
-        "# /etc/nightbatch/STACK.env holds the stack's keys, NIGHTBATCH_FACTS, and what the jobs name: NAME=value lines, for the user alone.\n"
+        "# /etc/nightbatch/STACK.env holds the stack's keys, NIGHTBATCH_FACTS, and what the jobs name: NAME=value lines, for its user\n"
+        "# alone.\n"
         "SHELL=/bin/sh\n"
     )
     for job in jobs:
