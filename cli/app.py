@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cli import options as o
-from cli import schedules
+from cli import schedules, space
 from cli.evals import evaluations
 from cli.policy import begin, ended, explain, guarded, program, say_interrupted
 
@@ -39,6 +39,7 @@ image = typer.Typer(name="image", help="Container images of a stack.", **PLAIN) 
 app.add_typer(image)
 app.add_typer(evaluations)
 app.add_typer(schedules.app)
+app.add_typer(space.app)
 
 
 @app.command("run", short_help="Dataset in, output file out: all steps in order.")

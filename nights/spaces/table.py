@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -46,8 +47,10 @@ OWN: Final = "nightbatch."
 """What this program's properties of a commit begin with."""
 _HARMLESS: Final = frozenset({"Rewrite", "CreateIndex", "UpdateConfig", "BaseOperation"})
 """Commits that change no row: compaction and what it reserves, an index that somebody made, settings."""
-_IO: Final[dict[str, Any]] = {"batch_readahead": 2, "fragment_readahead": 1, "io_buffer_size": 64 << 20, "scan_in_order": True}
+_IO: Final[dict[str, Any]] = {"batch_readahead": 2, "fragment_readahead": 1, "io_buffer_size": 8 << 20, "scan_in_order": True}
 """Without them Lance reads gigabytes ahead, which is fast and not what a client's memory is for."""
+_CACHE: Final = 16 << 20
+"""Bytes that Lance may keep of a table's metadata, and of an index; its own defaults are gigabytes."""
 CLAIM_STALE_S: Final = 600.0
 """A commit takes seconds; a claim that is older is of a process that died with it."""
 CLAIM_SETTLE_S: Final = 2.0
@@ -235,7 +238,7 @@ def dataset(space: Space, version: int | None = None) -> Any | None:
     import lance
 
     try:
-        return lance.dataset(space.uri, version=version, storage_options=_options(space.home))
+        return lance.dataset(space.uri, version=version, storage_options=_options(space.home), session=_session())
     except (OSError, ValueError) as error:
         if "was not found" not in str(error):
             with asked("reading the table", space.uri):
@@ -245,6 +248,13 @@ def dataset(space: Space, version: int | None = None) -> Any | None:
         raise UsageError(
             f"there is no version {version} of it (any more).", where=f"space {space.name}", fix=f"See: nightbatch space show {space.name}"
         ) from None
+
+
+@functools.cache
+def _session() -> Any:
+    import lance
+
+    return lance.Session(index_cache_size_bytes=_CACHE, metadata_cache_size_bytes=_CACHE)
 
 
 def _options(home: Home) -> dict[str, str] | None:
@@ -291,13 +301,11 @@ Half = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Marks:
-    """What a table holds, 33 bytes a row: a digest of each id and half of its fingerprint, sorted by the digest. `at`: the row's place in
-    the order in which the table is read."""
+    """What a table holds, 32 bytes a row: a digest of each id and half of its fingerprint, sorted by the digest."""
 
     ids: Half
     """Two numbers a row."""
     prints: Half
-    at: npt.NDArray[np.uint32]
 
     @property
     def rows(self) -> int:
@@ -345,23 +353,19 @@ def batches(table: Any, columns: Sequence[str], *, addresses: bool = False) -> I
 
 def read_marks(table: Any | None, id_digest: Callable[[str], bytes]) -> Marks:
     """Ids and fingerprints of a version; of no table none."""
-    ids: list[Half] = []
-    prints: list[Half] = []
+    rows = int(table.count_rows()) if table is not None else 0
+    ids, prints = np.empty((rows, 2), dtype=np.uint64), np.empty((rows, 2), dtype=np.uint64)
+    at = 0
     if table is not None:
         for batch in batches(table, ("id", "fingerprint")):
+            stop = at + batch.num_rows
             if batch.num_rows:
-                ids.append(halves([id_digest(one) for one in cast("list[str]", batch.column("id").to_pylist())]))
+                ids[at:stop] = halves([id_digest(one) for one in cast("list[str]", batch.column("id").to_pylist())])
                 column: Any = batch.column("fingerprint")
-                prints.append(_first_halves(column))
-    if not ids:
-        none = np.empty((0, 2), dtype=np.uint64)
-        return Marks(none, none, np.empty(0, dtype=np.uint32))
-    keys = np.concatenate(ids)
-    ids.clear()
-    order = sorted_marks(keys)
-    kept = np.concatenate(prints)
-    prints.clear()
-    return Marks(keys[order], kept[order], order.astype(np.uint32))
+                prints[at:stop] = _first_halves(column)
+            at = stop
+    order = sorted_marks(ids)
+    return Marks(ids[order], prints[order])
 
 
 def _first_halves(column: pa.FixedSizeBinaryArray) -> Half:

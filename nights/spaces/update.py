@@ -524,7 +524,7 @@ class _Work:
     def _vectors(self, parquet: pq.ParquetFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Rows of the run's output with their fingerprints, as they go into the table."""
         difference = self.difference
-        for batch in parquet.iter_batches(batch_size=2048, columns=["id", "embedding", "row_index"]):
+        for batch in _batches(parquet, ["id", "embedding", "row_index"]):
             index = batch.column("row_index").to_numpy()
             names = cast("list[str]", batch.column("id").to_pylist())
             if len(index) and (
@@ -593,6 +593,12 @@ class _Work:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _batches(parquet: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """One row group after the other: asked for all of them, Arrow keeps what it has read until the end."""
+    for group in range(parquet.num_row_groups):
+        yield from parquet.iter_batches(batch_size=2048, row_groups=[group], columns=columns, use_threads=False)
 
 
 class MovedOn(Moved):

@@ -1,0 +1,273 @@
+"""cli: `nightbatch space`: embedding spaces: what there is, how others read it, keeping it small. Calls nights.spaces.
+
+Help must be quick, so nothing here imports another room until a command runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from cli import options as o
+from cli.output import emit, say
+from cli.policy import guarded, session
+
+if TYPE_CHECKING:
+    from cli.work import Where
+    from nights.spaces.overview import Overview
+    from nights.spaces.table import Home
+
+T = TypeVar("T")
+app = typer.Typer(
+    name="space",
+    help="Embedding spaces: what there is, how others read it, keeping it small.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+class With(StrEnum):
+    """Who reads."""
+
+    duckdb = "duckdb"
+    polars = "polars"
+    pandas = "pandas"
+    pgvector = "pgvector"
+    lancedb = "lancedb"
+    qdrant = "qdrant"
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name.", show_default=False)]
+OlderThan = Annotated[str, typer.Option("--older-than", metavar="TIME", help="What is older goes, as 30d or 12h.")]
+WithOption = Annotated[With, typer.Option("--with", help="The program that reads it.", show_default=False)]
+Version = Annotated[int | None, typer.Option("--version", metavar="N", help="A version; the latest unless said.", show_default=False)]
+
+
+@app.command("list", short_help="Spaces of a stack: versions, rows, sizes, costs.")
+@guarded
+def list_(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
+    """List the embedding spaces of a stack."""
+    from cli.work import Where
+
+    async def main(home: Home) -> tuple[Overview, ...]:
+        from nights.spaces.overview import overviews
+
+        return await overviews(home)
+
+    found = _with_home(Where(stack, facts), main)
+    if session.json_output:
+        emit({"spaces": [_record(one) for one in found]})
+        return 0
+    if not found:
+        say("there is no space; a job with `space:` makes one.")
+    for one in found:
+        latest = one.latest
+        if latest is None:
+            print(session.clean(f"{one.space.name}: no version yet ({one.space.parameters.model})"))
+            continue
+        print(
+            session.clean(
+                f"{one.space.name}: version {latest.version} of {latest.at:%Y-%m-%d %H:%M} UTC, {latest.rows:,} rows x {one.dimensions}, "
+                f"{_size(latest.bytes)} in {latest.fragments} files, {len(one.nights)} nights for ${one.usd:.2f} "
+                f"({one.space.parameters.model})"
+            )
+        )
+    return 0
+
+
+@app.command("show", short_help="One space: parameters, versions, nights, canary.")
+@guarded
+def show(name: Name, stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
+    """Say what a space is made of: its parameters, its versions and what each night changed, its kept rows."""
+    from cli.work import Where
+
+    async def main(home: Home) -> Overview:
+        from nights.spaces.overview import overview
+        from nights.spaces.table import find_space
+
+        return await overview(await find_space(home, name))
+
+    found = _with_home(Where(stack, facts), main)
+    if session.json_output:
+        emit({**_record(found), **_details(found)})
+        return 0
+    lines = [f"{found.space.name}: {found.space.uri}"]
+    lines += [f"  {key}: {value}" for key, value in _parameters(found).items()]
+    if found.canary is not None:
+        made = ", ".join(f"{key} {value}" for key, value in found.canary.facts.items())
+        lines.append(f"  canary: {len(found.canary.rows)} rows, kept {found.canary.at:%Y-%m-%d}{f' ({made})' if made else ''}")
+    nights = {night.table_version: night for night in found.nights}
+    for one in found.snapshots:
+        night = nights.get(one.version)
+        what = (
+            f"{night.night}: {night.added:,} added, {night.changed:,} changed, {night.removed:,} removed, {night.failed:,} failed, "
+            f"${night.usd:.2f}"
+            if night
+            else one.night or "compaction or settings"
+        )
+        lines.append(f"  version {one.version}, {one.at:%Y-%m-%d %H:%M} UTC: {one.rows:,} rows, {_size(one.bytes)}; {what}")
+    print(session.clean("\n".join(lines)))
+    return 0
+
+
+@app.command("query", short_help="The code by which DuckDB, Polars, pandas and others read it.")
+@guarded
+def query(
+    name: Name,
+    with_: WithOption,
+    version: Version = None,
+    stack: o.Stack = None,
+    facts: o.Facts = None,
+    json_output: o.Json = False,
+) -> int:
+    """Print a Python program that reads the space, or keeps a copy of it up to date. It holds no key: those come from the environment."""
+    from cli.work import Where
+
+    async def main(home: Home) -> str | None:
+        from nights.spaces.overview import program_for
+        from nights.spaces.table import find_space
+
+        return await program_for(await find_space(home, name), with_.value, version)
+
+    text = _with_home(Where(stack, facts), main)
+    from nights.spaces.recipes import NEEDS
+
+    if text is None:
+        from contract.errors import UsageError
+
+        raise UsageError("it has no version yet.", where=f"space {name}", fix="Its first night makes one.")
+    needs = f"pip install {NEEDS[with_.value]}"
+    if session.json_output:
+        emit({"space": name, "with": with_.value, "version": version, "install": needs, "program": text})
+        return 0
+    say(f"# {needs}; keys: NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY")
+    print(session.clean(text), end="")
+    return 0
+
+
+@app.command("prune", short_help="Forget old versions and deltas.")
+@guarded
+def prune(name: Name, older_than: OlderThan = "30d", stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
+    """Forget versions that are older, and the files and deltas that only they need. The latest version stays."""
+    from cli.work import Where, parse_span
+
+    span = parse_span(older_than, "--older-than")
+
+    async def main(home: Home) -> Any:
+        from nights.spaces.overview import forget
+        from nights.spaces.table import find_space
+
+        space = await find_space(home, name)
+        await home.store.head(f"{space.root}/space.json")
+        return await forget(space, span, home.store.now())
+
+    done = _with_home(Where(stack, facts), main)
+    versions, size, count = (done.table.versions, done.table.bytes, done.deltas) if done is not None else (0, 0, 0)
+    if session.json_output:
+        emit({"space": name, "versions": versions, "bytes": size, "deltas": count})
+    else:
+        print(session.clean(f"{name}: {versions} versions ({_size(size)}) and {count} deltas are gone"))
+    return 0
+
+
+@app.command("compact", short_help="Join small files, drop deleted rows.")
+@guarded
+def compact(name: Name, stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
+    """Join the table's small files and drop rows that were deleted, as one version more. Readers and nights are not disturbed."""
+    from cli.work import Where
+
+    async def main(home: Home) -> Any:
+        from nights.spaces.table import compact, find_space
+
+        return await compact(await find_space(home, name))
+
+    done = _with_home(Where(stack, facts), main)
+    if session.json_output:
+        known = (done.version_before, done.version, done.fragments_before, done.fragments) if done is not None else (None, None, 0, 0)
+        emit(dict(zip(("space", "version_before", "version", "files_before", "files"), (name, *known), strict=True)))
+    elif done is None:
+        print(session.clean(f"{name}: no version yet"))
+    elif done.version == done.version_before:
+        print(session.clean(f"{name}: nothing to do; {done.fragments} files"))
+    else:
+        print(session.clean(f"{name}: {done.fragments_before} files became {done.fragments}, version {done.version}"))
+    return 0
+
+
+def _with_home(where: Where, main: Callable[[Home], Awaitable[T]]) -> T:
+    from cli import work
+    from contract.errors import UsageError
+
+    if importlib.util.find_spec("lance") is None:
+        raise UsageError("this installation has no Python package `pylance`, which spaces need.", fix="pip install 'nightbatch[nights]'.")
+
+    async def body() -> T:
+        from nights.spaces.table import home_of
+        from pipelines.work import buckets_of
+
+        stack = await work.find_stack(where)
+        async with buckets_of(stack) as buckets:
+            return await main(home_of(buckets.main, stack.facts.store.prefix, stack.secrets.s3))
+
+    return work.run_async(body)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _record(one: Overview) -> dict[str, Any]:
+    latest = one.latest
+    return {
+        "space": one.space.name,
+        "table": one.space.uri,
+        "model": one.space.parameters.model,
+        "dimensions": one.dimensions,
+        "version": latest.version if latest else None,
+        "at": latest.at.isoformat() if latest else None,
+        "rows": latest.rows if latest else 0,
+        "bytes": latest.bytes if latest else 0,
+        "files": latest.fragments if latest else 0,
+        "nights": len(one.nights),
+        "usd_estimated": one.usd,
+        "bytes_written": one.bytes_written,
+    }
+
+
+def _details(one: Overview) -> dict[str, Any]:
+    import msgspec
+
+    canary = one.canary
+    return {
+        "parameters": msgspec.to_builtins(one.space.parameters),
+        "digest": one.space.file.digest,
+        "versions": [
+            {
+                "version": v.version,
+                "at": v.at.isoformat(),
+                "rows": v.rows,
+                "bytes": v.bytes,
+                "files": v.fragments,
+                "night": v.night,
+                "job": v.job,
+            }
+            for v in one.snapshots
+        ],
+        "deltas": [msgspec.to_builtins(night) for night in one.nights],
+        "canary": None if canary is None else {"rows": len(canary.rows), "at": canary.at.isoformat(), "facts": canary.facts},
+    }
+
+
+def _parameters(one: Overview) -> dict[str, Any]:
+    import msgspec
+
+    named = {**msgspec.to_builtins(one.space.parameters)}
+    named.pop("version")
+    return {key: value for key, value in named.items() if value not in (None, "", {})}
