@@ -18,7 +18,7 @@ from contract.errors import AlreadyExists, NotFound, UsageError
 from contract.models import VERSION, Count, Hex64, Instant, Model, decode_stored, encode
 from contract.store import get_or_none, put_first
 from nights.evals import stats
-from nights.evals.results import BASELINE_NAME, ENDING, LATEST, PREVIOUS, Named, Names, Results, near, readable
+from nights.evals.results import BASELINE_NAME, ENDING, LATEST, PREVIOUS, SUITE_NAME, Named, Names, Results, near, readable
 from nights.evals.samples import EvalResult, ResultHeader
 
 PINNED: Final = frozenset({"prompt", "judge_prompt"})
@@ -131,6 +131,8 @@ class Baselines:
 
     async def get(self, suite: str, name: str) -> Baseline:
         """Raises UsageError where there is none."""
+        if not SUITE_NAME.fullmatch(suite) or not BASELINE_NAME.fullmatch(name):
+            raise UsageError("is no name of a baseline.", where=f"{suite}/{name}", fix="See: nightbatch eval baseline list")
         blob = await get_or_none(self.results.store, self.key(suite, name))
         if blob is None:
             known = {one: Names(suite) for one in (await self.results.names(suite)).baselines}

@@ -129,6 +129,8 @@ class Results:
 
     async def names(self, suite: str) -> Names:
         """What there is of one suite; empty where nothing is."""
+        if not SUITE_NAME.fullmatch(suite):
+            return Names(suite)
         return (await self._listed(self.root(suite))).get(suite, Names(suite))
 
     async def suites(self) -> dict[str, Names]:

@@ -98,6 +98,9 @@ async def test_a_removed_baseline_leaves_its_result_and_nothing_else() -> None:
     assert set(objects.data) == before
     with pytest.raises(UsageError, match="has no baseline main"):
         await baselines.remove("arithmetic", "main")
+    for suite, name in (("..", "main"), ("arithmetic", "../../runs/x")):
+        with pytest.raises(UsageError, match="is no name of a baseline"):
+            await baselines.remove(suite, name)
 
 
 @pytest.mark.parametrize("name", ["latest", "previous", "a/b", "", "20261130", "20261130-x", "Main"])

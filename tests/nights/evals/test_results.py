@@ -111,6 +111,7 @@ async def test_a_result_is_found_by_id_by_its_beginning_by_age_and_with_its_suit
         ("arithmetic/2026", "no result or baseline 2026"),
         ("arithmetic/202611", "no result or baseline"),
         ("arithmetic/", "without a name"),
+        ("../../x", "there is no suite ../.. with results"),
     ],
 )
 async def test_a_name_that_means_nothing_says_what_there_is(text: str, said: str) -> None:
