@@ -34,6 +34,8 @@ POWER: Final = 0.8
 RESAMPLES: Final = 2000
 FEW: Final = 30
 """Questions below which every interval is rough."""
+LARGEST: Final = 1e100
+"""Past this a score is no number that could be squared."""
 _CHUNK: Final = 1 << 20
 """Numbers that the bootstrap holds at once."""
 PERCENT_METRICS: Final = ("bleu", "chrf", "ter")
@@ -118,7 +120,7 @@ def questions_of(result: EvalResult, metric: str | None = None, *, group: str | 
         if score is None:
             known = ", ".join(sorted(sample.scores)) or "none"
             raise UsageError(f"sample {sample.id!r} has no score `{own}`.", where=where, fix=f"It has: {known}.")
-        if not math.isfinite(score):
+        if not abs(score) <= LARGEST:
             raise UsageError(f"the score `{own}` of sample {sample.id!r} is not a number.", where=where, fix="Mend its scorer.")
         if (sample.id, sample.draw) in drawn:
             raise UsageError(f"sample {sample.id!r} is there twice.", where=where, fix="A question needs an id of its own.")

@@ -38,7 +38,7 @@ def test_a_question_whose_draw_is_missing_is_refused() -> None:
         questions_of(EvalResult(made.header, made.samples[:-1]))
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, 1e300])
 def test_a_score_that_is_no_number_is_refused_and_named(score: float) -> None:
     with pytest.raises(UsageError, match=r"arithmetic/.*: the score `exact` of sample 'q00001' is not a number"):
         questions_of(result_of([1.0, score]))
@@ -317,7 +317,7 @@ def test_the_smallest_difference_is_seen_four_times_in_five(changed: int, n: int
     changing = (changed + 1) / (n + 2)
     found = stats.smallest_paired(questions([1.0] * changed + [0.0] * (n - changed)), changed)
     assert found is not None
-    assert 0.7 <= power_of(found, changing, n) <= 0.87
+    assert 0.75 <= power_of(found, changing, n) <= 0.83
 
 
 def test_the_smallest_difference_of_means_is_the_textbooks() -> None:
