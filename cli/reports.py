@@ -155,7 +155,7 @@ async def _night(records: Records, job: str, asked: Reporting) -> Made:
         root = records.root()
         jobs = sorted({info.key.removeprefix(root).partition("/")[0] async for info in records.store.list(root)})
         near = get_close_matches(job, jobs, n=3)
-        fix = f"Did you mean {' or '.join(near)}?" if near else "List them: nightbatch runs"
+        fix = f"Did you mean {' or '.join(near)}?" if near else "List them: nightbatch runs, or nightbatch jobs."
         raise UsageError("there is neither a run nor a night of a job by this name.", where=job, fix=fix)
     date = asked.date or dates[-1]
     record = await records.get(job, date) if date in dates else None

@@ -620,7 +620,7 @@ def changes(before: NightRecord, now: NightRecord) -> tuple[Change, ...]:
     if before.ended and now.ended:
         off = now.seconds - before.seconds
         found.append(Change(name="Duration", before=duration(before.seconds), now=duration(now.seconds),
-                            difference=signed(off, duration(abs(off)))))  # fmt: skip
+                            difference=signed(off, duration(abs(off))) if abs(off) >= 0.05 else "same"))  # fmt: skip
     if before.evaluation and now.evaluation and before.evaluation.metric == now.evaluation.metric:
         off = now.evaluation.score - before.evaluation.score
         found.append(Change(name=f"Score ({now.evaluation.metric})", before=measure(before.evaluation.score),
