@@ -69,7 +69,13 @@ def gate_of(tonight: Tonight) -> Gate:
     gate = tonight.job.gate
     if gate is None:
         return Gate()
-    return Gate(min_score=gate.min_score, max_regression=gate.max_regression, confidence=gate.confidence)
+    return Gate(
+        min_score=gate.min_score,
+        max_regression=gate.max_regression,
+        confidence=gate.confidence,
+        strict=gate.strict,
+        max_failed_percent=gate.max_failed_percent,
+    )
 
 
 def with_metric(result: EvalResult, metric: str | None) -> EvalResult:

@@ -213,6 +213,12 @@ class Gate(Part):
     """How much worse than the baseline it may be. Needs `baseline`."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """At which confidence a difference counts."""
+    strict: bool = False
+    """Turn the burden of proof round: the gate passes only where the intervals exclude a score below `min_score`, and a regression above
+    `max_regression`."""
+    max_failed_percent: Annotated[float, Field(ge=0, le=100)] | None = None
+    """The most questions, in percent, that may have failed, been cut by length or not been readable. They count as wrong in the score in
+    any case."""
 
 
 class Shrink(Part):
@@ -465,8 +471,8 @@ def problems_of(given: Mapping[str, Any]) -> Iterator[Problem]:
     if kind == "embed" and "canary" in given and given.get("space") is None:
         yield Problem(("canary",), "needs a `space`, whose vectors it is compared with")
     if isinstance(gate := given.get("gate"), Mapping):
-        if gate.get("min_score") is None and gate.get("max_regression") is None:
-            yield Problem(("gate",), "judges nothing; set `min_score`, `max_regression` or both")
+        if all(gate.get(key) is None for key in ("min_score", "max_regression", "max_failed_percent")):
+            yield Problem(("gate",), "judges nothing; set `min_score`, `max_regression` or `max_failed_percent`")
         if gate.get("max_regression") is not None and given.get("baseline") is None:
             yield Problem(("gate", "max_regression"), "needs a `baseline` to be worse than")
     if kind == "eval" and given.get("on_bad_row") == "skip":

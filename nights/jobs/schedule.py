@@ -62,7 +62,7 @@ class Night:
 def dues(timing: Timing, after: datetime) -> Iterator[Night]:
     """Nights that are due later than `after`, in order; ends where the schedule never comes again."""
     local = (after - timedelta(days=1)).astimezone(timing.zone)  # a whole day, so that no change of the clock is begun in its middle
-    ticks = CronSim(timing.cron, local.replace(microsecond=0, fold=0))
+    ticks = CronSim(timing.cron, local.replace(microsecond=0))
     minute, hour = (int(part) for part in timing.cron.split()[:2])
     last = after
     while True:

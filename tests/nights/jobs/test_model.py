@@ -63,7 +63,7 @@ def test_the_least_that_a_job_says() -> None:
         (EVAL, {"suite": ...}, "suite: is missing; kind eval needs the path of a suite's file"),
         (EVAL, {"dataset": "a.csv"}, "dataset: is for kind embed and generate, and this job's kind is eval; the suite says it"),
         (EVAL, {"on_bad_row": "skip"}, "on_bad_row: cannot be skip for kind eval"),
-        (EVAL, {"gate": {}}, "gate: judges nothing; set `min_score`, `max_regression` or both"),
+        (EVAL, {"gate": {}}, "gate: judges nothing; set `min_score`, `max_regression` or `max_failed_percent`"),
         (EVAL, {"gate": {"max_regression": 0.1}}, "gate.max_regression: needs a `baseline` to be worse than"),
         (EVAL, {"notify": [{"kind": "webhook"}]}, "notify.0: a webhook needs either `url` or `url_env`"),
         (EVAL, {"notify": [{"kind": "webhook", "url": "http://h", "url_env": "U"}]}, "notify.0: a webhook needs either"),

@@ -353,6 +353,14 @@ def test_systemd_begins_every_night_where_clocks_change(cron: str, base: str) ->
         assert timedelta(0) <= held[night.date.isoformat()] - night.due <= timedelta(hours=1)
 
 
+def test_the_second_look_of_a_timer_is_on_the_day_that_it_falls_on() -> None:
+    timer = "deploy/systemd/night-answers.timer"
+    assert calendars(made("systemd", job("30 23 * * 1-5"))[timer]) == [
+        "Mon,Tue,Wed,Thu,Fri *-*-* 23:30:00 Europe/Berlin", "Tue,Wed,Thu,Fri,Sat *-*-* 00:30:00 Europe/Berlin"
+    ]  # fmt: skip
+    assert calendars(made("systemd", job("0 2 1,15 * *", "UTC"))[timer]) == ["*-*-01,15 02:00:00 UTC"]
+
+
 def test_a_timer_makes_up_for_missed_nights_as_the_job_says() -> None:
     timer = "deploy/systemd/night-answers.timer"
     assert "Persistent=true\n" in made("systemd", job())[timer]
