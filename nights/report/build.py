@@ -63,6 +63,7 @@ CELLS: Final = 1000
 """A timeline's width. Spans of one kind that are nearer than `JOIN` of it are drawn as one."""
 JOIN: Final = 3
 MOST_FILES: Final = 12
+LEAST_SLICE_S: Final = 0.01
 MOST_EXAMPLES: Final = 3
 MOST_ERRORS: Final = 12
 EDGES: Final = (0.0, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
@@ -354,6 +355,11 @@ def _cost(facts: RunFacts, seen: Survey, parts: Sequence[PartCommit], executions
                 seconds["loading"] += one.start.load_s
                 seconds["unended"] += facts.plan.infra.execution_timeout_s
         idle += waits(joined(span for span in spans if span[1] > span[0]), [one.load[0] for one in ended if one.start.load_s > 0])
+    largest = max(order, key=lambda kind: seconds[kind])
+    for kind in order:
+        if kind != largest and seconds[kind] < LEAST_SLICE_S:  # what clocks that differ by a hair leave over
+            seconds[largest] += seconds[kind]
+            seconds[kind] = 0.0
     return Cost(
         low=estimate.low,
         planned=estimate.likely,

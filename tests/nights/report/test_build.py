@@ -19,13 +19,14 @@ from nights.night import Call, run_night
 from nights.record import Records, differences
 from nights.report.build import changes, index_sentence, night_line, night_report, night_tone, run_line
 from nights.report.model import IndexReport, RunReport
-from nights.report.read import read_night, read_run_kept
+from nights.report.read import read_night, read_run, read_run_kept
 from nights.report.write import write_run_report
 from pipelines.markers import read_markers
 from pipelines.summary import FailureCount
 from tests.nights.kit import NightHouse
 from tests.nights.report.kit import CLEAN, HOSTILE_SHAPE, SMALL, evaluation, made, night, report_of, space, verified_run, with_summary
 from tests.nights.test_night import DATE, file_of, job_of, rows
+from tests.pipelines.night import night as emulated
 
 
 def drop(run: Made, *folders: str) -> None:
@@ -309,6 +310,20 @@ async def test_a_run_of_the_real_worker_reads_as_it_was(tmp_path: Path, mode: St
     assert found.runs[0].cost.estimated == pytest.approx(record.usd_estimated)
     assert found.runs[0].failures[0].examples[0].message == "text 3 <i>"
     assert found.gaps == found.runs[0].gaps == ()
+
+
+async def test_a_page_tells_what_the_client_told_that_followed_the_run(tmp_path: Path) -> None:
+    async with emulated(tmp_path, shards=8, pace=2, work_s=3.0) as found:
+        result = await found.drive()
+        report = await read_run(found.store(), found.run.keys, found.plan)
+    assert (report.state, report.ok, report.failed) == (result.state, result.ok, result.failed) == ("complete", 12, 4)
+    assert (report.attempts, report.executions, report.shards) == (result.attempts, result.executions, result.shards)
+    assert report.cost.estimated == pytest.approx(result.usd_estimated)
+    assert report.cost.worker_seconds == pytest.approx(result.worker_seconds)
+    assert sum(one.usd for one in report.cost.slices) == pytest.approx(result.usd_estimated)
+    assert report.timeline is not None
+    assert report.timeline.workers == result.workers
+    assert report.gaps == ()
 
 
 # --- nights --------------------------------------------------------------------------------------------------------------------------
