@@ -143,8 +143,9 @@ def instant(at: datetime) -> str:
 
 
 def file_name(header: ResultHeader) -> str:
-    """What inspect's viewer lists in a folder: `2026-11-30T02-15-00+00-00_arithmetic_RESULT.json`."""
-    return f"{instant(header.at).replace(':', '-')}_{header.suite}_{header.result}{ENDING}"
+    """What inspect's viewer lists in a folder: `2026-11-30T02-15-00+00-00_arithmetic_20261130T021500Z1a2b3c4d.json`. It takes the parts
+    apart at `_`, and an id at `-`."""
+    return f"{instant(header.at).replace(':', '-')}_{header.suite.replace('_', '-')}_{header.result.replace('-', '')}{ENDING}"
 
 
 def write(result: EvalResult, out: Path) -> Path:

@@ -47,7 +47,7 @@ print(json.dumps({
         }
         for sample in log.samples
     ],
-    "listed": [info.task for info in list_eval_logs(folder)],
+    "listed": [[info.task, info.task_id, info.suffix] for info in list_eval_logs(folder)],
     "header": read_eval_log(path, header_only=True).eval.task,
     "again": log.model_dump(mode="json", exclude_none=True)["samples"][0]["id"],
 }))
@@ -84,7 +84,7 @@ def test_every_sample_is_there_and_the_headline_comes_first() -> None:
 def test_the_log_is_written_whole_and_under_the_name_that_a_folder_asks_for(tmp_path: Path) -> None:
     made = hostile()
     path = inspect_log.write(made, tmp_path)
-    assert path.name == f"2026-11-30T02-15-00+00-00_arithmetic_{made.header.result}.json"
+    assert path.name == f"2026-11-30T02-15-00+00-00_arithmetic_{made.header.result.replace('-', '')}.json"
     assert inspect_log.write(made, tmp_path / "log.json") == tmp_path / "log.json"
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([path.name, "log.json"])
     assert json.loads(path.read_text(encoding="utf-8")) == json.loads(json.dumps(inspect_log.eval_log(made)))
@@ -119,7 +119,7 @@ def test_the_real_package_reads_the_same_scores_and_samples(tmp_path: Path, repo
     assert read["headline"] == ["exact", pytest.approx(header.metrics["exact"])]
     assert read["reduced"] == pytest.approx(header.metrics["exact"])
     assert read["scores"] == {"exact": pytest.approx(header.metrics["exact"]), "rouge": 0.25}
-    assert read["listed"] == ["arithmetic"]
+    assert read["listed"] == [["arithmetic", header.result.replace("-", ""), None]]
     assert read["header"] == "arithmetic"
     assert len(read["samples"]) == len(made.samples)
     for theirs, ours in zip(read["samples"], made.samples, strict=True):
