@@ -7,6 +7,7 @@ plan: what is gone, damaged or of another version becomes a sentence on the page
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from datetime import datetime
 from typing import Final, TypeVar
 
@@ -169,11 +170,10 @@ async def _run_of_night(store: Store, run: str, rows: bool, gaps: list[str]) -> 
         store.mode = mode
 
 
-async def _or(reading: object, otherwise: T, what: str, gaps: list[str]) -> T:
+async def _or(reading: Awaitable[T], otherwise: T, what: str, gaps: list[str]) -> T:
     """What was read, or `otherwise` and a sentence."""
     try:
-        found: T = await reading  # type: ignore[misc]
-        return found
+        return await reading
     except (ContractError, Damaged) as error:
         gaps.append(f"{what} could not be read: {error.what}")
         return otherwise
