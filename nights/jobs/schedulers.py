@@ -248,7 +248,7 @@ def _github(job: JobFile, how: How) -> Made:
     )
     text = (
         f"{_head('github', _source(job), how)}"
-        f"# Due {_due(job)}. GitHub's cron is in UTC, and late at times: `--if-due` decides by the job's own schedule.\n"
+        f"# Due {_due(job)}. The times below are in UTC, and GitHub is late at times: `--if-due` decides by the job's own schedule.\n"
         f"name: night {job.name}\n"
         "\n"
         "on:\n"

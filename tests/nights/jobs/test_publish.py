@@ -67,6 +67,7 @@ def test_every_kind_has_an_example_that_is_a_job_without_mistakes() -> None:
         assert one.job.description or one.job.schedule
         for name in one.dataset("2026-11-30"):
             assert (CLONE / "examples" / Path(name).name).exists()
+        assert one.suite is None or one.suite.exists()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.name))
