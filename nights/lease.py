@@ -2,7 +2,8 @@
 
 A lease is an object that its holder writes again every 20 seconds, `nights/JOB/lease.json`. Another process that finds it young leaves the
 night to its holder and says so; one that finds it old takes it over: the holder was killed, or its machine sleeps. Ages are told by the
-store's clock on both sides, so that a clock that jumps on one machine changes nothing.
+store's clock on both sides, so that a clock that jumps on one machine changes nothing. A holder on this very machine whose process is gone
+is taken over at once.
 
 It is politeness, not proof. On a store without conditional writes two processes that begin in the same second may both hold it, and so may
 a holder that slept and its successor; nothing is paid twice for it, because the same night plans the same run, a run takes several
@@ -18,7 +19,10 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from contract.errors import AlreadyExists, ContractError, InfrastructureError, NotFound, StoreError
 from contract.models import VERSION, Instant, Model, decode, encode
@@ -38,6 +42,9 @@ class LeaseFile(Model, frozen=True, kw_only=True):
     date: str
     holder: str
     who: str
+    machine: str = ""
+    """Host name and boot: a process number means something only there."""
+    pid: int = 0
     since: Instant
     beat: Instant
     over: bool = False
@@ -53,6 +60,28 @@ class Held(InfrastructureError):
             fix=f"It was heard of at {lease.beat:%H:%M:%S}; wait for it, or end it there: a dead one is taken over after {STALE_S:.0f} s.",
         )
         self.lease = lease
+
+
+def this_machine() -> str:
+    """This machine since its last start; empty where that cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def _gone(there: LeaseFile) -> bool:
+    """Its process was on this machine, and is no more."""
+    if not there.machine or there.machine != this_machine():
+        return False
+    try:
+        os.kill(there.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # somebody else's process
+    return False
 
 
 def who_am_i() -> str:
@@ -84,11 +113,11 @@ async def holder(store: Store, key: str) -> LeaseFile | None:
 
 def _alive(there: LeaseFile, now: datetime) -> bool:
     # A beat from the future is of a clock that was set back since: it is as good as no beat.
-    return not there.over and timedelta(seconds=-STALE_S) <= now - there.beat <= timedelta(seconds=STALE_S)
+    return not there.over and timedelta(seconds=-STALE_S) <= now - there.beat <= timedelta(seconds=STALE_S) and not _gone(there)
 
 
 def _at(mine: LeaseFile, now: datetime, *, over: bool = False) -> LeaseFile:
-    return LeaseFile(job=mine.job, date=mine.date, holder=mine.holder, who=mine.who, since=mine.since, beat=now, over=over)
+    return msgspec.structs.replace(mine, beat=now, over=over)
 
 
 async def _read(store: Store, key: str) -> LeaseFile | None:
@@ -104,7 +133,9 @@ async def _read(store: Store, key: str) -> LeaseFile | None:
 
 async def _take(store: Store, key: str, job: str, date: str) -> LeaseFile:
     now = store.now()
-    mine = LeaseFile(job=job, date=date, holder=secrets.token_hex(8), who=who_am_i(), since=now, beat=now)
+    mine = LeaseFile(
+        job=job, date=date, holder=secrets.token_hex(8), who=who_am_i(), machine=this_machine(), pid=os.getpid(), since=now, beat=now
+    )
     blob = await get_or_none(store, key)
     there = await _read(store, key)
     if there is not None and _alive(there, store.now()):

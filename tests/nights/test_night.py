@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from contract.errors import StoreUnavailable
 from contract.rows import RowError
 from nights.jobs.files import JobFile
 from nights.jobs.model import Job
-from nights.lease import Held, LeaseFile, holder
+from nights.lease import Held, LeaseFile, holder, this_machine
 from nights.night import Call, Ended, run_night, time_needed
 from nights.record import Records
 from pipelines.follow import Progress
@@ -279,6 +281,24 @@ async def test_the_lease_of_a_killed_process_is_taken_over(tmp_path: Path) -> No
     dead = LeaseFile(job="answers", date=DATE, holder="x", who="another machine", since=old, beat=old)
     await house.store.put("nights/answers/lease.json", msgspec.json.encode(dead))
     assert (await night(house, tmp_path)).record.state == "done"
+
+
+def a_dead_process() -> int:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    return gone.pid
+
+
+async def test_the_lease_of_a_process_of_this_machine_that_is_gone_is_taken_over_at_once(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    young = LeaseFile(job="answers", date=DATE, holder="x", who="me", machine=this_machine(), pid=a_dead_process(), since=START, beat=START)
+    await house.store.put("nights/answers/lease.json", msgspec.json.encode(young))
+    assert (await night(house, tmp_path)).record.state == "done"
+    living = msgspec.structs.replace(young, pid=os.getpid())
+    await house.store.put("nights/answers/lease.json", msgspec.json.encode(living))
+    with pytest.raises(Held):
+        await night(house, tmp_path, date=NEXT)
 
 
 async def test_a_lease_from_the_future_of_a_clock_that_was_set_back_holds_nobody(tmp_path: Path) -> None:
