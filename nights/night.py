@@ -33,6 +33,7 @@ from nights.jobs.schedule import deadline_at
 from nights.lease import lease, who_am_i
 from nights.notify import Failures, ping, tell
 from nights.record import CanaryResult, EventKind, NightEvent, NightRecord, NightState, Records, differences
+from nights.report.write import report_night
 from nights.runner import Runner
 from pipelines.follow import Event, Events, Progress
 from pipelines.outputs import Dtype
@@ -409,12 +410,7 @@ async def after(tonight: Tonight) -> None:
     """The night's page, and those who want to hear of it. Nothing here can fail a night; what went wrong is a notice."""
     await asyncio.gather(*tonight.telling, return_exceptions=True)
     notices: list[str] = []
-    try:
-        from nights.report.write import write_night_report
-
-        await write_night_report(tonight.records, tonight.record)
-    except (NightbatchError, OSError) as error:
-        notices.append(f"no report was written: {error}")
+    await report_night(tonight.records, tonight.record, note=notices.append)
     await tell_now(tonight)
     if tonight.record.state == "done" and (why := await _ping(tonight)) is not None:
         notices.append(why)
