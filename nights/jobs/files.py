@@ -127,15 +127,12 @@ def _name_it(path: Path, document: Document) -> None:
 
 def _between(document: Document) -> list[Mistake]:
     """What keys need of each other, of those that are well-formed."""
-    bad = {mistake.key for mistake in document.mistakes}
-    tops = {re.split(r"[.\[]", key)[0] for key in bad}
-    given: dict[str, Any] = {key: value for key, value in document.data.items() if key not in tops and key in Job.model_fields}
-    missing_for = {key for key in document.data if key in tops}
+    wrong = {re.split(r"[.\[]", mistake.key)[0] for mistake in document.mistakes}
+    given: dict[str, Any] = {key: value for key, value in document.data.items() if key not in wrong and key in JobKeys.model_fields}
     found = Document(document.file, document.data, document.lines)
     for problem in problems_of(given):
-        if problem.at[0] in missing_for:
-            continue  # it is there, and said to be wrong already
-        found.add(problem.at, problem.what)
+        if not {problem.at[0], *problem.lacks} & wrong & set(document.data):  # what is there, and was said to be wrong, is not missing too
+            found.add(problem.at, problem.what)
     return found.mistakes
 
 

@@ -433,6 +433,8 @@ class Problem:
 
     at: tuple[str | int, ...]
     what: str
+    lacks: tuple[str, ...] = ()
+    """Other keys, any of which would mend it: nothing is wrong here where one of them is there and is wrong itself."""
 
 
 _ONLY: Final[Mapping[str, tuple[JobKind, ...]]] = {
@@ -466,15 +468,20 @@ def problems_of(given: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _needed(kind, given)
     yield from _texts(given)
     yield from _params(kind, given)
-    if kind == "embed" and isinstance(space := given.get("space"), Mapping) and space.get("prefix") and not {"column", "prompt"} & {*ways}:
-        yield Problem(("space", "prefix"), "needs `column` or `prompt`, so that it is known what it is put before")
+    space = given.get("space")
+    if kind == "embed" and isinstance(space, Mapping) and space.get("prefix") and not {"column", "prompt"} & {*ways}:
+        yield Problem(("space", "prefix"), "needs `column` or `prompt`, so that it is known what it is put before", ("column", "prompt"))
+    if isinstance(space, Mapping) and space.get("prefix") and re.search("[{}]", str(given.get("column") or "")):
+        yield Problem(
+            ("column",), "has a brace in its name, so that no prefix can be put before it; write a `prompt`, or rename the column"
+        )
     if kind == "embed" and "canary" in given and given.get("space") is None:
-        yield Problem(("canary",), "needs a `space`, whose vectors it is compared with")
+        yield Problem(("canary",), "needs a `space`, whose vectors it is compared with", ("space",))
     if isinstance(gate := given.get("gate"), Mapping):
         if all(gate.get(key) is None for key in ("min_score", "max_regression", "max_failed_percent")):
             yield Problem(("gate",), "judges nothing; set `min_score`, `max_regression` or `max_failed_percent`")
         if gate.get("max_regression") is not None and given.get("baseline") is None:
-            yield Problem(("gate", "max_regression"), "needs a `baseline` to be worse than")
+            yield Problem(("gate", "max_regression"), "needs a `baseline` to be worse than", ("baseline",))
     if kind == "eval" and given.get("on_bad_row") == "skip":
         yield Problem(("on_bad_row",), "cannot be skip for kind eval: a row that is left out would be missing from the score")
     yield from _notifiers(given)
@@ -488,7 +495,7 @@ def _needed(kind: Any, given: Mapping[str, Any]) -> Iterator[Problem]:
     if kind == "generate" and given.get("out") is None:
         yield Problem(("out",), "is missing; kind generate needs a place for its output, such as out/{job}-{date}.jsonl")
     if kind == "embed" and given.get("out") is None and given.get("space") is None:
-        yield Problem(("space",), "is missing, and so is `out`; kind embed needs one of them, or both")
+        yield Problem(("space",), "is missing, and so is `out`; kind embed needs one of them, or both", ("out",))
     if kind == "embed" and given.get("space") is not None and given.get("id_column") is None:
         yield Problem(("id_column",), "is missing; a space needs it, because its rows are told apart by it from night to night")
 

@@ -180,6 +180,20 @@ def test_a_key_that_is_wrong_is_not_called_missing_too(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (GOOD.replace("name: reviews", "name: Reviews") + "canary: {rows: 3}\n", "7: space.name: is 'Reviews'"),
+        (GOOD.replace("space: {name: reviews}", "out: 7"), "7: out: is 7"),
+        (GOOD.replace("column: text", "column: 7").replace("reviews}", "reviews, prefix: 'q: '}"), "6: column: is 7"),
+        ("version: 1\nkind: eval\nmodel: m\nsuite: s.yaml\nbaseline: A B\ngate: {max_regression: 0.1}\n", "5: baseline: is 'A B'"),
+    ],
+)
+def test_a_key_that_is_wrong_is_not_missed_by_another_one(write: Write, text: str, line: str) -> None:
+    (said,) = wrong(write(text))
+    assert said.startswith(line)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (b"", "1: the file is empty"),

@@ -41,6 +41,7 @@ def test_the_least_that_a_job_says() -> None:
         (EMBED, {"id_column": ...}, "id_column: is missing; a space needs it"),
         (EMBED, {"messages_column": "m"}, "messages_column: is for kind generate, and this job's kind is embed"),
         (EMBED, {"space": {"name": "s", "prefix": "query: "}}, "space.prefix: needs `column` or `prompt`"),
+        (EMBED, {"column": "a{b}", "space": {"name": "s", "prefix": "query: "}}, "column: has a brace in its name"),
         (EMBED, {"space": {"name": "s", "truncate": {"tokens": 0}}}, "is 0, which leaves nothing of a text"),
         (EMBED, {"params": {"dimensions": 3}}, "params.dimensions: belongs to the space"),
         (EMBED, {"params": {"truncate_prompt_tokens": 3}}, "write it as space.truncate"),
