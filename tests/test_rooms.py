@@ -19,6 +19,10 @@ ONLY_IN = {
     "google": ("infra/provider/server.py", "infra/provider/codec.py"),
     "runpod": ("worker",),
     "typer": ("cli",),
+    "lance": ("nights/spaces",),
+    "scipy": ("nights/evals",),
+    "jinja2": ("nights/report",),
+    "pydantic": ("nights",),
 }
 
 
