@@ -165,6 +165,7 @@ def _difference(space: Space, reader: Reader, folder: Path, limit: int | None) -
     _check_ids(reader, scan, limit, where)
     left = marks.ids[~scan.seen]
     made = scan.rows_to_compute()
+    pa.default_memory_pool().release_unused()
     return Difference(
         space=space,
         version=None if table is None else int(table.version),
@@ -463,7 +464,7 @@ class _Work:
         if others:
             raise MovedOn(self.space.name, others[-1])
         with tables.asked("reading the run's output", str(self._output)):
-            parquet = pq.ParquetFile(self._output) if self._output is not None else None
+            parquet = pq.ParquetFile(self._output, pre_buffer=False) if self._output is not None else None
         try:
             self._shape(parquet)
             if self._new is None:
