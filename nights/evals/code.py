@@ -18,6 +18,7 @@ of models that try, not a wall against one that cheats; the isolation does not r
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import os
@@ -48,6 +49,7 @@ JAIL: Final = Path(jail_module.__file__)
 GRACE_S: Final = 2.0
 TICK_S: Final = 0.05
 MOST_SAID: Final = 4096
+_PLACE: Final = re.compile(r"(code|tests)\.py:[0-9]{1,9}")
 _FENCE: Final = re.compile(
     r"^[ \t]*(?:```|~~~)[ \t]*([A-Za-z0-9_+-]*)[^\n]*\n(.*?)(?:^[ \t]*(?:```|~~~)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
 )
@@ -74,7 +76,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a program. `reason`: for people, with nothing of what it printed but its error's own text."""
+    """What became of a program. `reason`: for people; in `full`, where there is nothing that it could tell, with its error's own text."""
 
     verdict: Verdict
     reason: str = ""
@@ -314,13 +316,15 @@ class _Execution:
             name = signal.Signals(number).name if number in {one.value for one in signal.Signals} else str(number)
             why = {"SIGXCPU": " (its limit of CPU time)", "SIGKILL": " (a limit of CPU time or memory)", "SIGXFSZ": " (a file too large)"}
             return Ran("killed", f"it was ended by {name}{why.get(name, '')}")
-        stage, _, rest = said.decode(errors="replace").partition("\n")
-        kind, _, text = rest.partition("\n")
+        stage, kind, place, text = (*said.decode(errors="replace").split("\n", 3), "", "", "", "")[:4]
         if stage in ("code", "tests") and code == 1 and kind.isidentifier():
             if kind == "SystemExit":
                 return Ran("ended", "it ended itself (SystemExit) before its tests had passed")
-            reason = f"{kind}: {text}" if text and not text.startswith(" (") else f"{kind}{text}"
-            return Ran("failed" if stage == "tests" else "error", reason[:500])
+            if self._isolation != "full":
+                # It could read what this user can, and this text is kept with the result.
+                kind, text = (kind if isinstance(getattr(builtins, kind, None), type) else "an exception of its own"), ""
+            where = f" ({place})" if _PLACE.fullmatch(place) else ""
+            return Ran("failed" if stage == "tests" else "error", f"{kind}{': ' if text else ''}{text[:500]}{where}")
         return Ran("ended", f"it ended with status {code} before its tests had passed")
 
     def _refuse(self, why: str) -> None:

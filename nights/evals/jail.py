@@ -231,8 +231,8 @@ def _nightbatch():
                 number = trace.tb_lineno
                 place = trace.tb_frame.f_code.co_filename
             trace = trace.tb_next
-        where = " (%s:%d)" % (place, number) if number else ""
-        said = "%s\n%s\n%s%s" % (stage, name, text.replace("\n", " "), where)
+        where = "%s:%d" % (place, number) if number else ""
+        said = "%s\n%s\n%s\n%s" % (stage, name, where, text.replace("\n", " "))
         write(verdict, said.encode("utf-8", "replace")[:2000])
         leave(1)
 

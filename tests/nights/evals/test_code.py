@@ -188,6 +188,18 @@ def test_many_small_files_are_bounded_too() -> None:
 # --- what it can reach ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("isolation", ["network", "limits"])
+def test_where_it_can_read_secrets_its_error_carries_none_out(isolation: Isolation, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("TheSecret")
+    reading = f"secret = open({str(tmp_path / 'secret')!r}).read()\n"
+    for error in ("ValueError(secret)", "type(secret, (Exception,), {})()", "KeyError(secret)"):
+        found = ran(reading + f"raise {error}\n", isolation=isolation)
+        assert "TheSecret" not in found.reason
+        assert found.reason.endswith("(code.py:2)")
+    own = "class Error(Exception):\n    pass\nraise Error('x')\n"
+    assert ran(own, isolation=isolation).reason == "an exception of its own (code.py:3)"
+
+
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_it_has_an_empty_environment(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "a-secret-key")
