@@ -116,9 +116,10 @@ def night(asked: NightAsked, call: Call) -> int:
 
 
 async def _goes_on(records: Records, file: JobFile, date: str) -> bool:
-    """A night that was begun and is not over, and that no person has to answer for first."""
+    """A night that was begun and is not over, and that another try may help: one that a person must answer for (a canary, a question), or
+    that its budget or deadline stopped, is not taken up by a scheduler that looks every hour."""
     record = await records.get(file.name, date)
-    return record is not None and record.state not in ("done", "asking") and record.cause != "not_started"
+    return record is not None and record.state != "done" and record.exit_code not in (1, 4) and record.cause != "not_started"
 
 
 def say_night(ended: Ended) -> int:
