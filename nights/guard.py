@@ -92,7 +92,8 @@ def shrunk(rows: int, before: int, most_percent: float, since: str) -> Doubt | N
         return None
     return Doubt(
         "shrink",
-        f"the dataset has {rows:,} row{'' if rows == 1 else 's'}, {percent:.1f} % fewer than the {before:,} of {since} (shrink.max_percent is {most_percent:g})",
+        f"the dataset has {rows:,} row{'' if rows == 1 else 's'}, {percent:.1f} % fewer than the {before:,} of {since} "
+        f"(shrink.max_percent is {most_percent:g})",
     )
 
 
