@@ -38,7 +38,7 @@ The answer to grade:
 
 Does the answer agree with the right one? Compare what they say, not how they say it. Think it over in at most three sentences, and end
 with a line of its own: GRADE: C if it is correct, GRADE: I if it is incorrect."""
-PATTERN: Final = r"(?mi)^[\s*_#>]*GRADE[\s*_]*:[\s*_]*([A-Za-z0-9.]+)[\s*_.]*$"
+PATTERN: Final = r"(?mi)^[ \t*_#>]*GRADE[ \t*_]*:[ \t*_]*([A-Za-z0-9]+(?:\.[0-9]+)?)[ \t\r*_.]*$"
 MARKED: Final = ("question", "target", "answer")
 
 

@@ -20,7 +20,7 @@ import threading
 import traceback
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -506,18 +506,17 @@ class Number:
     text: str
 
 
-def find_numbers(text: str, *, decimal: str = ".", percent: str = "number") -> list[Number]:
-    """All numbers of a text, in order: `-1,234.5`, `3/4`, `1 1/2`, `\\frac{1}{2}`, `2e3`, `$5`, `50%`. A letter before a number, as in x2,
-    makes it part of a word; a minus after one, as in 5-3, is no sign."""
+def find_numbers(text: str, *, decimal: str = ".", percent: str = "number", backwards: bool = False) -> Iterator[Number]:
+    """All numbers of a text, in order or from its end: `-1,234.5`, `3/4`, `1 1/2`, `\\frac{1}{2}`, `2e3`, `$5`, `50%`. A letter before a
+    number, as in x2, makes it part of a word; a minus after one, as in 5-3, is no sign."""
     text = _NOT_ASCII.sub(_plain_digit, text[-MOST_TEXT:]).replace("{,}", ",")
-    found = []
-    for match in _PATTERNS[decimal].finditer(text):
+    matches: Iterable[re.Match[str]] = _PATTERNS[decimal].finditer(text)
+    for match in reversed(list(matches)) if backwards else matches:
         value = _value(match, decimal)
         if value is not None:
             if match["percent"] and percent == "fraction":
                 value /= 100
-            found.append(Number(value, match[0].strip()))
-    return found
+            yield Number(value, match[0].strip())
 
 
 def _value(match: re.Match[str], decimal: str) -> Fraction | None:
@@ -552,13 +551,16 @@ class Numeric(_Base):
         self._settings = settings
         self._extract = re.compile(settings.extract) if settings.extract else None
 
-    def _numbers(self, text: str) -> list[Number]:
-        return find_numbers(text, decimal=self._settings.decimal, percent=self._settings.percent)
+    def _numbers(self, text: str, *, backwards: bool = False) -> Iterator[Number]:
+        return find_numbers(text, decimal=self._settings.decimal, percent=self._settings.percent, backwards=backwards)
+
+    def _last(self, text: str) -> Number | None:
+        return next(self._numbers(text, backwards=True), None)
 
     def problem(self, item: Item) -> str | None:
         if (missing := super().problem(item)) is not None:
             return missing
-        bad = next((target for target in item.targets if not self._numbers(target)), None)
+        bad = next((target for target in item.targets if self._last(target) is None), None)
         return None if bad is None else f"its target {_short(bad)} holds no number"
 
     def mark(self, item: Item, answer: str) -> Mark:
@@ -568,13 +570,13 @@ class Numeric(_Base):
             if text is None:
                 return unparsed("the pattern of the answer is not in it")
         assert text is not None
-        numbers = self._numbers(text)
-        if not numbers:
+        taken = next(self._numbers(text), None) if self._settings.take == "first" else self._last(text)
+        if taken is None:
             return unparsed("no number is in it")
-        if self._settings.take == "only" and len({number.value for number in numbers}) > 1:
-            return unparsed(f"{len(numbers)} numbers are in it")
-        taken = numbers[0 if self._settings.take == "first" else -1]
-        return Mark(float(any(self._near(taken.value, self._numbers(target)[-1].value) for target in item.targets)), taken.text)
+        if self._settings.take == "only" and any(number.value != taken.value for number in self._numbers(text)):
+            return unparsed("different numbers are in it")
+        targets = [self._last(target) for target in item.targets]
+        return Mark(float(any(self._near(taken.value, target.value) for target in targets if target is not None)), taken.text)
 
     def _near(self, value: Fraction, target: Fraction) -> bool:
         # As written, not as binary: 0.1 is within 0.1 of 0.2.
@@ -606,7 +608,8 @@ def find_choice(text: str, choices: Sequence[str], *, own_text: bool = True) -> 
     letter of its own (`B`, `(B)`, `B. Paris`); a choice's own text; the only letter that stands in brackets or bold, alone on a line, or
     after "option"; the only choice whose text is in it.
     """
-    text = text[-MOST_TEXT:].strip()
+    # Runs of white space would make the patterns below slow, and mean nothing.
+    text = "\n".join(line for line in (" ".join(line.split()) for line in text[-MOST_TEXT:].splitlines()) if line)
     letters = LETTERS[: len(choices)]
     one, capital = f"[{letters}{letters.lower()}]", f"[{letters}]"
     mark = r"(?:\*\*|__)?\s*"

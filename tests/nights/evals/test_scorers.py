@@ -155,7 +155,7 @@ def test_a_number_is_found_however_it_is_written(value: Any) -> None:
 
 def test_numbers_that_would_take_forever_are_none() -> None:
     assert [number.value for number in find_numbers("1e999999999 and 1e-999999999 and " + "9" * 5000 + " and 7")] == [7]
-    assert find_numbers("1,000" * 40_000 + " 1/" * 40_000 + "-" * 100_000 + "$" * 10_000)[-1].value is not None
+    assert next(find_numbers("1,000" * 40_000 + " 1/" * 40_000 + "-" * 100_000 + "$" * 10_000)).value is not None
 
 
 @pytest.mark.parametrize(
@@ -467,3 +467,49 @@ def test_described_differs_by_every_setting() -> None:
     assert plain.described == "exact 1"
     assert scorer("exact", name="other").described == plain.described, "a name is no other metric"
     assert scorer("exact", ignore_case=True).described == 'exact 1 {"ignore_case": true}'
+
+
+# --- hostile answers -----------------------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    unit * (100_000 // len(unit))
+    for unit in (
+        " ",
+        "\n",
+        " \n",
+        "answer is ",
+        "answer" + " " * 50,
+        "-",
+        "$",
+        "1,",
+        "1 ",
+        "1/",
+        "1.",
+        "{",
+        "\\frac{",
+        "(",
+        "**",
+        "`",
+        "```\n",
+        "a",
+        "9",
+        "A ",
+        "\u202f1",
+    )
+]
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=[repr(text[:8]) for text in HOSTILE])
+def test_no_answer_makes_a_scorer_hang(answer: str) -> None:
+    """The built-in patterns look at each character a bounded number of times; one that did not would meet the time-out of tests."""
+    from nights.evals.code import take_code
+    from nights.evals.judge import Judge
+
+    for text in (answer, f"answer is{answer}", f"GRADE:{answer}", f"```python\n{answer}", f"{answer}x"):
+        next(find_numbers(text, backwards=True), None)
+        next(find_numbers(text, decimal=","), None)
+        find_choice(text, CITIES)
+        take_code(text)
+        Judge(model="judge").read(text)
+        marked("exact", text, "x", ignore_case=True, ignore_punctuation=True, ignore_articles=True)
+        marked("f1", text, "x")
