@@ -75,6 +75,8 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 def enter() -> bool:
     """New namespaces for the processes that come; whether this is the machine's root. Raises NoIsolation."""
+    if sys.platform != "linux":
+        raise NoIsolation("namespaces are Linux's")
     kinds = NEWNS | NEWNET | NEWPID | NEWIPC | NEWUTS
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0 and libc.unshare(kinds) == 0:
@@ -146,23 +148,27 @@ def drop(uid: int) -> None:
 
 def limit(limits: dict[str, int]) -> None:
     """Of the program and all that it starts, each for itself; a limit that is lower already stays."""
-    for name, value in (
-        (resource.RLIMIT_CPU, limits["cpu_s"]),
-        (resource.RLIMIT_AS, limits["memory"]),
-        (resource.RLIMIT_FSIZE, limits["file"]),
-        (resource.RLIMIT_NPROC, limits["processes"]),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
+    for name, value, last in (
+        (resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1),  # a signal that says what it is, and then one that cannot be ignored
+        (resource.RLIMIT_AS, limits["memory"], limits["memory"]),
+        (resource.RLIMIT_FSIZE, limits["file"], limits["file"]),
+        (resource.RLIMIT_NPROC, limits["processes"], limits["processes"]),
+        (resource.RLIMIT_NOFILE, 64, 64),
+        (resource.RLIMIT_CORE, 0, 0),
     ):
         hard = resource.getrlimit(name)[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(name, (most, most))
+        most = last if hard == resource.RLIM_INFINITY else min(last, hard)
+        try:
+            resource.setrlimit(name, (min(value, most), most))
+        except (ValueError, OSError):
+            if sys.platform == "linux":
+                raise  # other systems do not have all of them
 
 
 def filter_calls(*, alone: bool) -> None:
     """Refuse system calls from here on: no socket of any kind, no look into other processes. Raises NoIsolation."""
     machine = os.uname().machine
-    if machine not in ARCHES:
+    if sys.platform != "linux" or machine not in ARCHES:
         raise NoIsolation(f"a filter of system calls: not known for {machine}")
     column = 0 if machine == "x86_64" else 1
     refused = [numbers[column] for numbers in (*NEVER.values(), *(ALONE.values() if alone else ()))]

@@ -242,7 +242,9 @@ class CodeSettings(Settings):
     code: Filled = Field(default="{answer}", description="The code, of columns and {answer}.")
     tests: Filled = Field(description="What runs after it, of columns; it passes if nothing is raised.")
     fenced: bool = Field(default=True, description="{answer} is the code of its last ``` block, where it has one.")
-    seconds: Annotated[float, Field(gt=0, le=600, strict=False)] = 10.0
+    seconds: Annotated[int, Field(ge=1, le=600)] = Field(
+        default=10, description="Of computing; one that waits is ended after four times that."
+    )
     memory_mb: Annotated[int, Field(ge=64, le=16384)] = 512
     output_kb: Annotated[int, Field(ge=1, le=4096)] = 64
     file_mb: Annotated[int, Field(ge=1, le=1024)] = 16
@@ -812,7 +814,13 @@ class Code(_Base):
         super().__init__(settings, _described(settings, "1"))
         self._settings = settings
         self._code, self._tests = columns_of(settings.code), columns_of(settings.tests)
-        self.limits = Limits(settings.seconds, settings.memory_mb, settings.output_kb, settings.file_mb, settings.processes)
+        self.limits = Limits(
+            settings.seconds,
+            memory_mb=settings.memory_mb,
+            output_kb=settings.output_kb,
+            file_mb=settings.file_mb,
+            processes=settings.processes,
+        )
         self.progress: Callable[[int, int], None] | None = None
         self.stop = threading.Event()
         """Set it to end early: marks() raises Interrupted."""

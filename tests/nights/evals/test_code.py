@@ -20,7 +20,7 @@ from nights.evals.code import Isolation, Limits, Program, Ran, run_program, run_
 
 SQUARE = "def square(x):\n    return x * x\n"
 TESTS = "assert square(3) == 9\n"
-SHORT = Limits(seconds=2)
+SHORT = Limits(seconds=2, wall_s=4)
 pytestmark = pytest.mark.slow
 LEVELS: tuple[Isolation, ...] = ("full", "network", "limits")
 
@@ -134,20 +134,30 @@ def test_deleting_all_that_it_can_reach_does_not_hide_the_tests() -> None:
 )
 def test_a_program_that_does_not_end_is_ended(source: str, isolation: Isolation) -> None:
     began = time.monotonic()
-    found = ran(source, isolation=isolation, limits=Limits(seconds=1))
+    found = ran(source, isolation=isolation, limits=Limits(seconds=1, wall_s=2))
     assert found.verdict in ("timeout", "killed")
     assert time.monotonic() - began < 20
 
 
+def test_computing_too_long_is_told_from_waiting_too_long() -> None:
+    found = ran("while True:\n    pass\n", limits=Limits(seconds=1, wall_s=30))
+    assert (found.verdict, found.reason) == ("timeout", "it computed for 1 s, and was killed")
+    found = ran("import time\ntime.sleep(60)\n", limits=Limits(seconds=1, wall_s=1))
+    assert (found.verdict, found.reason) == ("timeout", "it did not end in 1 s, and was killed")
+    deaf = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True:\n    pass\n"
+    assert ran(deaf, limits=Limits(seconds=1, wall_s=30)).verdict == "killed"
+    assert Limits(seconds=10).clock_s == 40
+
+
 def test_a_program_that_does_not_end_in_its_tests_is_ended() -> None:
-    assert ran("def square(x):\n    while True:\n        pass\n", limits=Limits(seconds=1)).verdict == "timeout"
+    assert ran("def square(x):\n    while True:\n        pass\n", limits=Limits(seconds=1, wall_s=2)).verdict == "timeout"
 
 
 @pytest.mark.parametrize("isolation", ["full", "network"])
 def test_a_fork_bomb_is_bounded_and_killed(isolation: Isolation) -> None:
     """Every process that it makes lives in the jail; none is left, which the fixture asserts."""
     source = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
-    assert ran(source, isolation=isolation, limits=Limits(seconds=1)).verdict in ("timeout", "killed")
+    assert ran(source, isolation=isolation, limits=Limits(seconds=1, wall_s=2)).verdict in ("timeout", "killed")
     count = (
         "import os\nmade = 0\ntry:\n  while made < 500:\n    if os.fork() == 0:\n      import time; time.sleep(60)\n    made += 1\n"
         "except OSError:\n  pass\n"
