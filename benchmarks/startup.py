@@ -98,8 +98,15 @@ def show(seconds: float) -> None:
     step = 0
     while (passed := time.perf_counter() - began) < seconds:
         step += 1
-        facts = (f"{step // 9} of 213 shards", "2 workers", "$0.12")
-        view.update(Snapshot("computing", step * 50, 100_000, failed=step // 40, facts=facts))
+        details = (
+            ("shards", f"{step // 9} of 5,000 done, 4 running, 20 queued, {4_976 - step // 9:,} waiting"),
+            ("cost", f"${step / 2000:.4f} so far, about $3.21 in all, $3.05 planned"),
+            ("workers", "1 initializing, 2 running, 1 unhealthy"),
+            ("failures", ", ".join(f"{step // 40} a_reason_of_some_length_{number}" for number in range(5))),
+            ("attempts", f"lost: {step // 50} worker_died"),
+        )
+        snapshot = Snapshot("computing", step * 50, 100_000, failed=step // 40, details=details, tokens=step * 5_000, share=step / 2_000)
+        view.update(snapshot)
         time.sleep(0.05)
     cpu = time.process_time() - used
     drawn = tuple(times)

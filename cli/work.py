@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from cli.output import emit, say
 from cli.policy import program, session
-from cli.progress import Progress, Snapshot, shown
-from cli.report import MOST_ERRORS, Report, plan_lines, plan_record, renames, report_lines, report_record
+from cli.progress import Progress, Snapshot, shown, tidy
+from cli.report import MOST_ERRORS, Report, plan_lines, plan_record, renames, report_lines, report_record, usd
 from contract.errors import NotFound, UsageError
 from contract.facts import (
     API_KEY_ENV,
@@ -42,6 +43,7 @@ from contract.store import S3Store
 if TYPE_CHECKING:
     from pipelines.collect import Collected
     from pipelines.follow import Event
+    from pipelines.follow import Progress as FollowProgress
     from pipelines.plan import PlanEvent, PlannedRun, PlanRequest
     from pipelines.runs import RunHandle
     from pipelines.submit import RunOverview, RunStatus
@@ -52,6 +54,10 @@ T = TypeVar("T")
 LOCAL = "local"
 SAY_AGAIN_S = 60.0
 """A notice that comes again and again, such as a store that does not answer, is said once a minute."""
+MOST_ENDED = 20
+"""Attempts that are named when they died of the same."""
+MOST_REASONS = 5
+LONGEST_REASON = 48
 
 
 # --- what was asked ------------------------------------------------------------------------------------------------------------------
@@ -312,6 +318,7 @@ def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
 
     said: dict[str, float] = {}
     told: set[str | None] = set()
+    ended: Counter[tuple[str, str | None]] = Counter()
 
     def note(text: str) -> None:
         now = time.monotonic()
@@ -322,14 +329,30 @@ def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
     def show(event: Event) -> None:
         if isinstance(event, follow.Progress):
             session.jobs_out = event.shards.get("running", 0) + event.shards.get("queued", 0)
-            done, planned_s = event.ok + event.failed, plan.estimate.seconds.likely
-            progress.update(Snapshot("computing", done, event.rows, failed=event.failed, facts=facts_of(event), planned_s=planned_s))
+            progress.update(
+                Snapshot(
+                    "computing",
+                    event.ok + event.failed,
+                    event.rows,
+                    failed=event.failed,
+                    planned_s=plan.estimate.seconds.likely,
+                    details=details_of(event, plan),
+                    tokens=event.tokens_in + event.tokens_out,
+                    share=event.share if event.share else None,
+                )
+            )
         elif isinstance(event, follow.Sent):
             session.jobs_out += event.ordinary + event.low_priority
         elif isinstance(event, follow.Ended):
+            kind = (event.state, event.cause)
+            ended[kind] += 1
+            if ended[kind] > MOST_ENDED:
+                return
             why = "" if event.error is None or event.error in told else f": {event.error}"
             told.add(event.error)
             note(f"shard {event.shard}: attempt {event.attempt} is {event.state} ({event.cause or 'no cause given'}){why}")
+            if ended[kind] == MOST_ENDED:
+                note(f"more that end like this are counted and not named here; {program()} logs {plan.run_id} --errors names them")
         elif isinstance(event, follow.Notice):
             note(f"{event.kind.replace('_', ' ')}: {event.text}")
 
@@ -354,18 +377,41 @@ def on_dying_workers(stack: Stack, endpoint: str, progress: Progress, then: Call
     return show
 
 
-def facts_of(event: Any) -> tuple[str, ...]:
-    """Shards, workers and dollars of a moment."""
+def details_of(event: FollowProgress, plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Shards, dollars, workers and failures of a moment."""
     shards = event.shards
-    total = sum(shards.values())
-    parts = [f"{shards.get('done', 0)} of {total} shards done"]
-    parts += [f"{shards[key]} {key}" for key in ("running", "queued", "waiting", "failed") if shards.get(key)]
+    states = [f"{shards.get('done', 0):,} of {sum(shards.values()):,} done"]
+    states += [f"{shards[key]:,} {key}" for key in ("running", "queued", "waiting", "failed") if shards.get(key)]
+    projected = f", about {usd(event.usd_projected)} in all" if event.usd_projected is not None else ""
+    details = [
+        ("shards", ", ".join(states)),
+        ("cost", f"{usd(round(event.usd_so_far, 4))} so far{projected}, {usd(plan.estimate.usd.likely)} planned"),
+    ]
     if event.workers is not None:
-        workers = [f"{getattr(event.workers, key)} {key}" for key in ("initializing", "idle", "running", "throttled", "unhealthy")]
-        parts.append("workers: " + (", ".join(text for text in workers if not text.startswith("0 ")) or "none"))
+        workers = [f"{getattr(event.workers, key):,} {key}" for key in ("initializing", "idle", "running", "throttled", "unhealthy")]
+        told = ", ".join(text for text in workers if not text.startswith("0 ")) or "none"
         if shards.get("queued") and not shards.get("running"):
-            parts.append("waiting for a worker" + (" to start" if not event.workers.live or event.workers.initializing else ""))
-    return (*parts, f"${event.usd_estimated:.4f} so far")
+            told += "; jobs wait for one" + (" to start" if not event.workers.live or event.workers.initializing else "")
+        details.append(("workers", told))
+    if event.failed:
+        details.append(("failures", reasons_of(event.failures, event.failed) or "not looked at yet"))
+    if event.died:
+        details.append(("attempts", f"lost: {reasons_of(event.died, sum(count for _, count in event.died))}"))
+    return tuple(details)
+
+
+def reasons_of(counts: Sequence[tuple[str, int]], of: int) -> str:
+    """The most frequent reasons, of so many things; empty where none is known."""
+    shown = counts[:MOST_REASONS]
+    rest = of - sum(count for _, count in shown)
+    told = [f"{count:,} {shorten(reason)}" for reason, count in shown]
+    return ", ".join([*told, *([f"{rest:,} {'other' if rest == 1 else 'others'}"] if told and rest > 0 else [])])
+
+
+def shorten(text: str) -> str:
+    """A reason, which a worker may have made up: a few words of one line."""
+    text = tidy(text)
+    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
 def on_rows(progress: Progress, phase: str) -> Callable[[int, int], None]:

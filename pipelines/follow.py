@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from contract.models import (
     AttemptNote,
     Commit,
     Control,
+    EndMarker,
     Intent,
     JobInput,
     JobRequest,
@@ -83,8 +85,9 @@ from contract.protocol import (
     worker_seconds,
 )
 from contract.store import Store
-from contract.tree import list_commits, read_commits
+from contract.tree import Leaf, list_commits, read_commits
 from pipelines.cancel import set_control
+from pipelines.failures import FailureCounts
 from pipelines.journal import MAX_NOTES, Journal
 from pipelines.ledger import Ledger, LedgerAttempt
 from pipelines.markers import Markers, read_markers
@@ -133,6 +136,19 @@ class Progress:
     usd_estimated: float
     usd_reserved: float
     elapsed_s: float
+    tokens_in: int = 0
+    tokens_out: int = 0
+    """Of committed shards."""
+    share: float = 0.0
+    """Of the planned tokens, that of committed shards: shards of one run need not take equally long."""
+    usd_so_far: float = 0.0
+    """`usd_estimated`, and what executions that still run have cost until now."""
+    usd_projected: float | None = None
+    """What the whole run will have cost at what a token cost so far; None until there is something to go by."""
+    failures: tuple[tuple[str, int], ...] = ()
+    """Failed rows by code, the most frequent first, as far as they have been counted (pipelines.failures)."""
+    died: tuple[tuple[str, int], ...] = ()
+    """Attempts that died or expired, by cause, the most frequent first."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +271,9 @@ class Driver:
         self._control: Control = Control(plan=run.plan.plan_id, at=run.plan.created_at, by="nobody")
         self._attempts: dict[Key, Attempt] = {}
         self._sources: dict[str, Source] = {s.shard: s.source for s in run.plan.shards}
+        self._row_tokens = {s.shard: s.tokens / s.source.count for s in run.plan.shards}
+        self._planned_tokens = sum(s.tokens for s in run.plan.shards)
+        self._failures = FailureCounts()
         self._pending: list[AttemptNote] = []
         self._pending_since: datetime | None = None
         self._commits: dict[str, Commit] = {}
@@ -344,6 +363,8 @@ class Driver:
                 result = Step(until=now + timedelta(seconds=self.tuning.poll_first_s), sent=True)
                 break
         self._woken.clear()
+        if self.events is not ignore:
+            await self._failures.read(self.store)
         self._report()
         return result
 
@@ -412,7 +433,9 @@ class Driver:
         at = self.store.now()
         fresh = [name for name in await list_commits(self.store, self.run.keys, self.run.plan) if name not in self._commits]
         if fresh:
-            self._commits.update(await read_commits(self.store, self.run.keys, fresh))
+            found = await read_commits(self.store, self.run.keys, fresh)
+            self._commits.update(found)
+            self._failures.saw(found.values())
             self._progress_at = self.store.now()
         self._commits_at = at
 
@@ -635,6 +658,8 @@ class Driver:
     def progress(self, seen: Survey, now: datetime) -> Progress:
         """How the run stands."""
         ok, failed = rows_done(seen.tree.leaves)
+        commits = [leaf.commit for leaf in seen.tree.closed if leaf.commit is not None]
+        share, so_far = self._share(seen.tree.closed), self._usd_so_far(now)
         return Progress(
             rows=self.run.plan.dataset.rows,
             ok=ok,
@@ -646,7 +671,48 @@ class Driver:
             usd_estimated=seen.settled_usd,
             usd_reserved=seen.reserved_usd,
             elapsed_s=self.timer.monotonic() - self._began,
+            tokens_in=sum(c.tokens_in for c in commits),
+            tokens_out=sum(c.tokens_out for c in commits),
+            share=share,
+            usd_so_far=so_far,
+            usd_projected=self._usd_projected(seen.settled_usd, so_far, share),
+            failures=self._failures.codes,
+            died=_died(seen),
         )
+
+    def _share(self, closed: Iterable[Leaf]) -> float:
+        if not self._planned_tokens:
+            return 0.0
+        done = sum(self._row_tokens[leaf.shard.partition(".")[0]] * leaf.source.count for leaf in closed)
+        return min(1.0, done / self._planned_tokens)
+
+    def _usd_so_far(self, now: datetime) -> float:
+        """What would be settled if the executions that run now ended now."""
+        markers, timeout = self._markers, self.rules.execution_timeout_s
+        running = {
+            execution: EndMarker(
+                plan=start.plan,
+                shard=start.shard,
+                execution=execution,
+                attempt=start.attempt,
+                outcome="partial",
+                wall_s=max(0.0, (now - start.at).total_seconds()),
+                seconds=PhaseSeconds(),
+                at=now,
+            )
+            for execution, start in markers.starts.items()
+            if execution not in markers.ends and now < start.at + timedelta(seconds=timeout)
+        }
+        ends = {**markers.ends, **running} if running else markers.ends
+        return worker_seconds(markers.starts, ends, timeout, now) * self.rules.usd_per_second
+
+    def _usd_projected(self, settled: float, so_far: float, share: float) -> float | None:
+        """What is settled, and the rest at its price: engine starts are not counted again, since the workers that will go on are there."""
+        if share <= 0 or settled <= 0:
+            return None
+        starts = sum(start.load_s for execution, start in self._markers.starts.items() if execution in self._markers.ends)
+        computing = max(0.0, settled - starts * self.rules.usd_per_second)
+        return max(so_far, settled + computing / share * (1 - share))
 
     def _record(self, seen: Survey, progress: Progress, now: datetime) -> None:
         changed: list[LedgerAttempt] = []
@@ -779,7 +845,16 @@ def _visible(progress: Progress) -> tuple[object, ...]:
         progress.attempts,
         progress.workers,
         round(progress.usd_estimated, 4),
+        round(progress.usd_so_far, 2),
+        progress.failures,
+        progress.died,
     )
+
+
+def _died(seen: Survey) -> tuple[tuple[str, int], ...]:
+    """Attempts that died or expired, by cause; those that were cancelled on purpose are none."""
+    causes = Counter(s.cause or s.state.value for s in seen.standings.values() if s.state in (AttemptState.DEAD, AttemptState.EXPIRED))
+    return tuple(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
 
 
 # --- the loop ------------------------------------------------------------------------------------------------------------------------

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
 import resource
+import select
+import struct
 import subprocess
 import sys
+import termios
 import time
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from cli.progress import Lines, Quiet, Snapshot, describe, duration, filled, remaining, shown
+from cli import work
+from cli.policy import session
+from cli.progress import Lines, Quiet, Snapshot, Speed, describe, duration, filled, framed, shown
+from contract.protocol import Health
+from pipelines.follow import Ended
+from pipelines.follow import Progress as FollowProgress
+from tests.cli.screen import Screen
+from tests.cli.test_work import plan
 
 
 class Clock:
@@ -101,11 +115,47 @@ def test_durations_are_readable(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+def speed_of(*moments: tuple[float, Snapshot]) -> Speed:
+    speed = Speed()
+    for now, snapshot in moments:
+        speed.saw(snapshot, now)
+    return speed
+
+
 def test_what_is_left_is_not_guessed_out_of_nothing() -> None:
-    assert remaining(Snapshot("x", 500, 1000), 1.0, 0) is None
-    assert remaining(Snapshot("x", 500, 1000), 10.0, 500) is None  # nothing made since a resume
-    assert remaining(Snapshot("x", 500, 1000), 10.0, 0) == 10.0
-    assert remaining(Snapshot("x", 1000, 1000), 10.0, 0) is None
+    begin, half, end = (Snapshot("x", done, 1000) for done in (0, 500, 1000))
+    assert Speed().left(half, 1.0) is None
+    assert speed_of((0, begin), (1, half)).left(half, 1.0) is None, "too soon"
+    assert speed_of((0, half), (5, half)).left(half, 10.0) is None, "nothing made since a resume"
+    assert speed_of((0, begin), (9, half)).left(half, 10.0) == pytest.approx(10.0)
+    assert speed_of((0, begin), (9, end)).left(end, 10.0) is None
+    assert speed_of((0, begin), (9, Snapshot("x", 5, None))).left(Snapshot("x", 5, None), 10.0) is None
+
+
+def test_what_is_left_goes_by_the_share_of_the_work_and_by_the_last_steps() -> None:
+    """Long shards come last here: half of the rows are a fifth of the work."""
+    moments = [(float(at), Snapshot("x", at * 50, 1000, share=at * 0.02)) for at in range(11)]
+    assert speed_of(*moments).left(moments[-1][1], 10.0) == pytest.approx(40.0)
+    slow = [(100.0 * at, Snapshot("x", 500 + at, 1000, share=0.2 + at * 0.01)) for at in range(1, 12)]
+    left = speed_of(*moments, *slow).left(slow[-1][1], 1100.0)
+    assert left is not None
+    assert left == pytest.approx((1 - 0.31) * 10_000, rel=0.3), "the fast beginning is long ago"
+
+
+def test_speed_is_told_of_late_and_over_all() -> None:
+    moments = [(float(at), Snapshot("x", min(at, 60) * 10, 9000, tokens=min(at, 60) * 1000, share=0.1)) for at in range(180)]
+    speed = speed_of(*moments)
+    assert speed.told(moments[179][1], 119.0) == "1.2 rows/s, 119 tokens/s now; 5.0 rows/s, 504 tokens/s over all"
+    short = speed_of(*moments[:30])
+    assert short.told(moments[29][1], 30.0) == "9.7 rows/s, 967 tokens/s"
+    assert speed_of((0, moments[0][1])).told(moments[0][1], 60.0) is None, "0 rows/s would be no news"
+
+
+def test_a_speed_keeps_little_however_often_it_is_told() -> None:
+    speed = Speed()
+    for number in range(100_000):
+        speed.saw(Snapshot("x", number, 100_000), number / 1000)
+    assert len(speed._points) < 1000
 
 
 def test_a_pipe_gets_plain_lines_and_quiet_gets_none() -> None:
@@ -118,6 +168,95 @@ def test_a_pipe_gets_plain_lines_and_quiet_gets_none() -> None:
     assert "no workers are allowed" in out.getvalue()
     with shown(quiet=True, stream=out) as progress:
         assert isinstance(progress, Quiet)
+
+
+def moment(**more: Any) -> FollowProgress:
+    found = FollowProgress(
+        rows=1000,
+        ok=390,
+        failed=10,
+        shards={"done": 4, "running": 2, "queued": 3, "waiting": 1, "failed": 0},
+        attempts=9,
+        workers=Health(running=2, initializing=1),
+        worker_seconds=60.0,
+        usd_estimated=0.25,
+        usd_reserved=0.1,
+        elapsed_s=60.0,
+        tokens_in=4000,
+        tokens_out=0,
+        share=0.4,
+        usd_so_far=0.3,
+        usd_projected=0.7,
+        failures=(("too_long", 7), ("bad", 2)),
+        died=(("worker_died", 3),),
+    )
+    return replace(found, **more)
+
+
+def shown_of(*events: Any) -> list[str]:
+    out, clock = io.StringIO(), Clock()
+    lines = Lines(out, every_s=0, clock=clock)
+    show = work.on_follow(lines, plan(1000))
+    for event in events:
+        show(event)
+        clock.now += 10
+    lines.finish()
+    return out.getvalue().splitlines()
+
+
+def test_a_run_is_told_by_shards_workers_dollars_failures_and_speed() -> None:
+    first, last = shown_of(moment(ok=0, failed=0, share=0.0, tokens_in=0, failures=(), died=(), usd_projected=None), moment())
+    assert first == (
+        "computing: 0 of 1,000 rows (0 %), 0.0 s of about 20 s planned; shards: 4 of 10 done, 2 running, 3 queued, 1 waiting; "
+        "cost: $0.3000 so far, $0.0042 planned; workers: 1 initializing, 2 running"
+    )
+    assert last == (
+        "computing: 400 of 1,000 rows (40 %), 10 failed, about 15 s left, 10 s; shards: 4 of 10 done, 2 running, 3 queued, 1 waiting; "
+        "cost: $0.3000 so far, about $0.7000 in all, $0.0042 planned; workers: 1 initializing, 2 running; "
+        "failures: 7 too_long, 2 bad, 1 other; attempts: lost: 3 worker_died; speed: 40.0 rows/s, 400 tokens/s"
+    )
+
+
+def test_failures_whose_reasons_were_not_read_are_told_as_that() -> None:
+    assert "failures: not looked at yet" in shown_of(moment(failures=()))[0]
+
+
+def test_of_a_thousand_attempts_that_die_of_the_same_twenty_are_named() -> None:
+    said = shown_of(*(Ended(f"{number:05}", 1, "dead", "worker_died") for number in range(1000)), Ended("00001", 2, "expired", None))
+    assert len(said) == work.MOST_ENDED + 2
+    assert said[work.MOST_ENDED].endswith("logs rows-embed-00000000 --errors names them")
+    assert "expired" in said[-1]
+
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07evil\nnext\tline \u202e" + "x" * 500
+
+
+def test_what_a_worker_calls_a_failure_reaches_no_terminal_as_it_is() -> None:
+    session.hide(["sesame-open-now"])
+    said = shown_of(moment(failures=((HOSTILE, 5), ("key sesame-open-now", 1)), died=((HOSTILE, 1),)))
+    session.secrets.clear()
+    assert len(said) == 1
+    assert "\x1b" not in said[0]
+    assert "\u202e" not in said[0]
+    assert "sesame" not in said[0]
+    assert len(said[0]) < 600
+
+
+@pytest.mark.parametrize(("width", "room"), [(100, 20), (40, 20), (40, 4), (100, 4), (15, 2), (10, 1), (1, 1)])
+def test_the_view_never_takes_more_room_than_there_is(width: int, room: int) -> None:
+    show: list[Snapshot] = []
+
+    class Keeps(Quiet):
+        def update(self, snapshot: Snapshot) -> None:
+            show.append(snapshot)
+
+    work.on_follow(Keeps(), plan(1000))(moment(failures=((HOSTILE, 5), ("\u5bbd" * 80, 4))))
+    lines, first = framed(Console(width=width), show[0], 10.0, Speed(), 10.0, width, room)
+    assert 1 <= first <= len(lines) <= room
+    assert all(line.cell_len <= width for line in lines)
+    assert str(lines[0]).startswith("computing:"[: width - 1])
+    if width == 100 and room == 4:
+        assert [str(line)[:6] for line in lines] == ["comput", "shards", "cost  ", "worker"]
 
 
 LIVE = """
@@ -161,3 +300,77 @@ def test_the_live_view_draws_at_most_four_times_a_second_and_costs_next_to_nothi
     assert sum(later - sooner < 0.1 for sooner, later in pairwise(times)) <= 2  # the last frame and the line that stays
     assert share < 0.02
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+
+
+RUN = """
+import sys, time
+from cli.progress import shown
+from cli.work import on_follow
+from pipelines.follow import Ended
+from tests.cli.test_progress import HOSTILE, moment
+from tests.cli.test_work import plan
+with shown() as progress:
+    show = on_follow(progress, plan(1_000_000))
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < 4:
+        done = int(passed * 1000)
+        shards = {"done": done, "running": 4, "queued": 20, "waiting": 4976 - done, "failed": 0}
+        show(moment(rows=1_000_000, ok=done * 199, failed=done, shards=shards, share=done / 5000, failures=((HOSTILE, done),)))
+        show(Ended("00001", 1, "dead", HOSTILE, HOSTILE))
+        time.sleep(0.05)
+"""
+
+
+def in_terminal(width: int, height: int, *, resize_to: int | None = None, **environ: str) -> tuple[Screen, list[str]]:
+    """What a terminal of this size shows of a run of 5,000 shards in the middle, and at the end; `resize_to`: its width from there on."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")}
+    screen, middle, began = Screen(width), [], time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN], stdin=follower, stdout=follower, stderr=follower, env={**env, "TERM": "xterm", **environ}
+    ) as process:
+        while process.poll() is None or select.select([leader], [], [], 0.1)[0]:
+            if select.select([leader], [], [], 0.1)[0]:
+                screen.feed(os.read(leader, 65536).decode(errors="replace").replace("\r\n", "\n"))
+            if resize_to is not None and screen.width != resize_to and time.monotonic() - began > 2.5:
+                fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", height, resize_to, 0, 0))
+                screen.resize(resize_to)
+            ends = any("; " in f"{line} " for line in screen.text)  # the line that stays has come
+            if any(line.startswith("shards ") for line in screen.text) and not ends:
+                middle = list(screen.text)
+    os.close(follower)
+    os.close(leader)
+    assert process.returncode == 0, screen.text
+    assert screen.unknown == [], "nothing but what draws the view"
+    return screen, middle
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (40, 30), (40, 5)])
+def test_in_a_terminal_of_any_size_the_view_is_drawn_in_one_place(width: int, height: int) -> None:
+    screen, middle = in_terminal(width, height)
+    assert sum(line.startswith("computing:") for line in middle) == 1, "drawn again and again in its place"
+    assert sum(line.startswith("shards ") for line in middle) == 1
+    frame = middle[next(n for n, line in enumerate(middle) if line.startswith("computing:")) :]
+    assert len(frame) <= height - 1
+    assert sum(line.startswith("computing:") for line in screen.text) == 1, "and one line stays"
+    assert not any(line.startswith("shards ") for line in screen.text)
+
+
+def test_a_terminal_that_becomes_narrower_keeps_one_view() -> None:
+    _, middle = in_terminal(120, 30, resize_to=50)
+    assert sum(line.startswith("computing:") for line in middle) == 1
+    assert sum(line.startswith("shards ") for line in middle) == 1
+
+
+def test_without_colour_the_view_has_none() -> None:
+    screen, middle = in_terminal(100, 30, NO_COLOR="1")
+    assert any(line.startswith("shards ") for line in middle)
+    assert screen.styles == []
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines() -> None:
+    screen, _ = in_terminal(100, 30, TERM="dumb")
+    assert screen.styles == []
+    assert any(line.startswith("computing: 0 of 1,000,000 rows") for line in screen.text)
+    assert not any(line.startswith("shards ") for line in screen.text)

@@ -83,6 +83,15 @@ async def test_a_run_completes_with_every_row(tmp_path: Path, mode: Any, scaler:
         assert found.launched == 1, "a pace of one worker starts no second one"
         last = [e for e in found.events if isinstance(e, Progress)][-1]
         assert (last.ok, last.failed) == (result.ok, result.failed)
+        assert (last.tokens_in, last.tokens_out) == (result.tokens_in, result.tokens_out)
+        shares = [e.share for e in found.events if isinstance(e, Progress)]
+        assert shares == sorted(shares)
+        assert shares[-1] == pytest.approx(1.0)
+        assert last.usd_so_far == pytest.approx(result.usd_estimated)
+        assert last.usd_projected == pytest.approx(result.usd_estimated), "nothing is left to pay"
+        half = next(e for e in found.events if isinstance(e, Progress) and e.share > 0.3)
+        assert half.usd_projected is not None
+        assert half.usd_projected == pytest.approx(result.usd_estimated, rel=0.7)
 
 
 @pytest.mark.parametrize("scaler", ["QUEUE_DELAY", "REQUEST_COUNT"])
