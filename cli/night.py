@@ -18,7 +18,7 @@ from contract.errors import NightbatchError, UsageError
 
 if TYPE_CHECKING:
     from contract.facts import Stack
-    from nights.agenda import Standing
+    from nights.agenda import Missed, Standing
     from nights.jobs.files import JobFile
     from nights.night import Call, Ended
     from nights.preview import Preview
@@ -91,12 +91,9 @@ def night(asked: NightAsked, call: Call) -> int:
                         raise UsageError("has no schedule, so that it is never due.", where=file.where(), fix="Name the date: --date DATE.")
                     begun = stands.look.state == "held" and await _goes_on(records, file, date)
                     if stands.look.state != "due" and not begun:
-                        await note_missing(file, records, stands.missing, now, but=None, environ=call.environ)
+                        _say_told(await note_missing(file, records, stands.missing, now, but=None, environ=call.environ), progress)
                         return stands.look.sentence
-                _, told = await note_missing(file, records, stands.missing, now, but=date, environ=call.environ)
-                for one in told:
-                    if one.notice is not None:
-                        progress.note(one.notice)
+                _say_told(await note_missing(file, records, stands.missing, now, but=date, environ=call.environ), progress)
                 folder = where_of(file, asked.where).options
                 session.resume = f"{program()} night {file.name} --date {date}{folder if asked.where.stack or asked.where.facts else ''}"
                 return await run_night(file, date, runner, replace(call, due=call.due or due_of(file, date)))
@@ -113,6 +110,16 @@ def night(asked: NightAsked, call: Call) -> int:
     if isinstance(found, Ended):
         return say_night(found)
     return say_preview(found)
+
+
+def _say_told(missing: Missed, progress: Progress) -> None:
+    """Nights that did not start, and who could not be told of them."""
+    records, told = missing
+    for record in records:
+        progress.note(record.sentence)
+    for one in told:
+        if one.notice is not None:
+            progress.note(one.notice)
 
 
 async def _goes_on(records: Records, file: JobFile, date: str) -> bool:
@@ -314,6 +321,7 @@ def job_record(one: Listed) -> dict[str, Any]:
         "missing": [],
     }
     if stands is not None:
+        record["problem"] = stands.damage
         record["last"] = night_record(stands.last) if stands.last is not None else None
         record["running"] = {"date": stands.running.date, "by": stands.running.who} if stands.running is not None else None
         record["missing"] = [night.date.isoformat() for night in stands.missing]
@@ -336,7 +344,7 @@ def job_lines(found: Sequence[Listed]) -> list[str]:
         if stands is None:
             lines.append(f"{pad}  last  not known: {one.problem}")
             continue
-        lines.append(f"{pad}  last  {last_line(stands.last)}")
+        lines.append(f"{pad}  last  {last_line(stands.last) if stands.damage is None else f'not known: {stands.damage}'}")
         if stands.running is not None:
             lines.append(f"{pad}  now   {stands.running.date} is being done by {stands.running.who}")
         if stands.missing:

@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
 
+from contract.errors import Damaged
 from nights.jobs.files import JobFile
 from nights.jobs.schedule import Look, Night, Timing, look, night_on, spoken, unstarted
 from nights.lease import LeaseFile, holder, who_am_i
 from nights.notify import Delivery, tell
-from nights.record import NightEvent, NightRecord, Records
-
-NOT_STARTED: Final = "not_started"
+from nights.record import NOT_STARTED, NightEvent, NightRecord, Records
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a job stands. `last`: its latest record; `running`: the process that does one now; `missing`: nights that did not start."""
+    """How a job stands. `last`: its latest record; `running`: the process that does one now; `missing`: nights that did not start;
+    `damage`: why the latest record cannot be read."""
 
     file: JobFile
     look: Look | None
     last: NightRecord | None
     running: LeaseFile | None
     missing: tuple[Night, ...]
+    damage: str | None = None
 
 
 def date_of(file: JobFile, now: datetime) -> str:
@@ -53,7 +53,12 @@ def due_of(file: JobFile, date: str) -> datetime | None:
 async def standing(file: JobFile, records: Records, now: datetime) -> Standing:
     """Read how a job stands."""
     dates = await records.dates(file.name)
-    last = await records.last(file.name)
+    last, damage = None, None
+    if dates:
+        try:
+            last = await records.get(file.name, dates[-1])
+        except Damaged as error:  # tonight does not rest on it
+            damage = str(error)
     running = await holder(records.store, f"{records.root(file.name)}lease.json")
     schedule = file.job.schedule
     seen: Look | None = None
@@ -61,12 +66,16 @@ async def standing(file: JobFile, records: Records, now: datetime) -> Standing:
     if schedule is not None:
         timing = Timing.of(schedule)
         seen, missing = look(timing, now, dates), unstarted(timing, now, dates)
-    return Standing(file, seen, last[0] if last else None, running, missing)
+    return Standing(file, seen, last, running, missing, damage)
+
+
+Missed = tuple[tuple[NightRecord, ...], tuple[Delivery, ...]]
+"""Records of nights that did not start, and what became of telling it."""
 
 
 async def note_missing(
     file: JobFile, records: Records, missing: Sequence[Night], now: datetime, *, but: str | None, environ: Mapping[str, str]
-) -> tuple[tuple[NightRecord, ...], tuple[Delivery, ...]]:
+) -> Missed:
     """Leave a record of each night that did not start, and tell of it. `but`: the date that is begun now."""
     made: list[NightRecord] = []
     told: list[Delivery] = []
@@ -91,7 +100,8 @@ async def note_missing(
             by=who_am_i(),
             events=(event,),
         )
+        # Told first: a process that is killed between the two is followed by one that finds no record, and no claim or its own.
+        told += await tell(record, file.job.notify, records.store, prefix=records.prefix, environ=environ)
         await records.put(record)
         made.append(record)
-        told += await tell(record, file.job.notify, records.store, prefix=records.prefix, environ=environ)
     return tuple(made), tuple(told)

@@ -15,6 +15,7 @@ from nights.guard import Doubt, shrunk
 from nights.jobs.model import Job
 from nights.night import Drift, Tonight, ask, check_dataset, check_rows, facts_of, finish_well, generate, make_folder
 from nights.record import CanaryResult, SpaceNight
+from nights.report.text import usd
 from nights.runner import Runner
 from nights.spaces.canary import Thresholds, canary_request, facts_of_run, judge_canary, keep_canary, read_canary
 from nights.spaces.fingerprint import Parameters
@@ -56,6 +57,8 @@ async def embed(tonight: Tonight) -> None:
     home = tonight.call.home or home_of_runner(runner)
     space = await open_space(home, job.space.name, parameters_of(job, runner), by=f"job {job.name}")
     if (before := await applied(space, job.name, tonight.date)) is not None:
+        got = before.added + before.changed  # the process that did it died before its record said so
+        await tonight.note_down(sent=got + before.failed, ok=got, failed=before.failed)
         await _done(tonight, before)
         return
     with scratch_folder() as folder:
@@ -63,7 +66,7 @@ async def embed(tonight: Tonight) -> None:
         await tonight.note_down(
             rows=found.rows, skipped=found.skipped, space=_planned(space, found), facts={**tonight.record.facts, **_known(tonight)}
         )
-        ask(tonight, _shrunk(tonight, found))
+        ask(tonight, check_rows_of_space(tonight, found))
         canary = await _canary(tonight, space, found, folder)
         finished = await _compute(tonight, found, folder)
         night = await apply(space, found, finished, folder, job=job.name, night=tonight.date)
@@ -100,8 +103,9 @@ def _planned(space: Space, found: Difference) -> SpaceNight:
     )
 
 
-def _shrunk(tonight: Tonight, found: Difference) -> list[Doubt]:
-    """Against the last good night; where there is none, against the table: a space may be older than its records."""
+def check_rows_of_space(tonight: Tonight, found: Difference) -> list[Doubt]:
+    """What a person must say about the number of rows: against the last good night; where there is none, against the table, because a
+    space may be older than its records."""
     if tonight.before is not None:
         return check_rows(tonight, found.rows)
     since = f"version {found.version} of the space"
@@ -142,7 +146,7 @@ async def _compute(tonight: Tonight, found: Difference, folder: Path) -> Finishe
     else:
         make_folder(out)
         await tonight.note_down(out=out)
-    return await tonight.complete(planned, out, dtype="float32", spent_usd=tonight.record.usd_estimated)
+    return await tonight.complete(planned, out, dtype="float32")
 
 
 def request_of(tonight: Tonight, path: Path) -> PlanRequest:
@@ -166,7 +170,7 @@ async def _done(tonight: Tonight, night: SpaceNight, canary: CanaryResult | None
         night = msgspec.structs.replace(night, canary=canary)
     rows = tonight.record.rows or night.rows + night.failed
     await tonight.note_down(space=night, rows=rows)
-    cost = f"${tonight.record.usd_estimated:.4f}"
+    cost = usd(tonight.record.usd_estimated)
     if night.version == night.version_before or night.version is None:
         sentence = f"nothing new: space {night.space} stays at version {night.version}, {night.rows:,} rows; {cost}"
     else:

@@ -41,7 +41,7 @@ async def evaluate_suite(tonight: Tonight) -> None:
     async def complete(planned: PlannedRun, out: str) -> Finished:
         nonlocal first
         counted, first = first, False  # the second run is the judge's, whose rows are no questions
-        return await tonight.complete(planned, out, counted=counted, spent_usd=tonight.record.usd_estimated)
+        return await tonight.complete(planned, out, counted=counted)
 
     done = await evaluate(suite, runner, asked_of(tonight), complete=complete)
     header = done.result.header
@@ -91,7 +91,7 @@ def with_metric(result: EvalResult, metric: str | None) -> EvalResult:
     return EvalResult(msgspec.structs.replace(header, headline=metric, binary=binary), result.samples)
 
 
-async def preview_suite(tonight: Tonight) -> PlannedRun:
-    """What the questions would cost, without their judge; nothing is stored and nothing sent."""
-    _, planned = await preview(suite_of(tonight), tonight.runner, asked_of(tonight))
-    return planned
+async def preview_suite(tonight: Tonight) -> tuple[int, PlannedRun]:
+    """How many questions there are and what they would cost, without their judge; nothing is stored and nothing sent."""
+    prepared, planned = await preview(suite_of(tonight), tonight.runner, asked_of(tonight))
+    return len(prepared.questions.all), planned

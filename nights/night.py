@@ -32,8 +32,9 @@ from nights.jobs.model import Job
 from nights.jobs.schedule import deadline_at
 from nights.lease import lease, who_am_i
 from nights.notify import Failures, ping, tell
-from nights.record import CanaryResult, EventKind, NightEvent, NightRecord, NightState, Records, differences
-from nights.report.write import report_night
+from nights.record import NOT_STARTED, Brought, CanaryResult, EventKind, NightEvent, NightRecord, NightState, Records, differences
+from nights.report.text import usd
+from nights.report.write import night_key, report_night
 from nights.runner import Runner
 from pipelines.follow import Event, Events, Progress
 from pipelines.outputs import Dtype
@@ -65,8 +66,10 @@ class Asking(NightbatchError):
 class Stopped(NightbatchError):
     """A run of the night did not come to its end. `exit_code` is the run's."""
 
-    def __init__(self, finished: Finished) -> None:
-        super().__init__(finished.sentence)
+    def __init__(self, job: str, date: str, finished: Finished) -> None:
+        cause = finished.result.cause if finished.result.state == "stopped" else ""
+        more = {"deadline": " --no-deadline", "budget": " --budget USD, with more than that"}.get(cause, "")
+        super().__init__(finished.sentence, fix=f"To go on where it stands: nightbatch night {job} --date {date}{more}")
         self.finished = finished
         self.exit_code = finished.exit_code  # type: ignore[misc]
 
@@ -103,18 +106,23 @@ class Tonight:
     """The last good night of an earlier date."""
     events: list[NightEvent] = field(default_factory=list)
     telling: set[asyncio.Task[None]] = field(default_factory=set)
+    costs: dict[str, float] = field(default_factory=dict)
+    """Run -> what it cost on this night, also where an earlier call of the night sent it."""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def job(self) -> Job:
         return self.file.job
 
     async def note_down(self, **changes: Any) -> None:
-        """Change the record and keep it."""
+        """Change the record and keep it. One write after the other, because those who are told while a run goes on write as well, and an
+        older record must not come to lie over a newer one."""
         self.record = msgspec.structs.replace(self.record, events=tuple(self.events), **changes)
-        await self.records.put(self.record)
+        async with self.writing:
+            await self.records.put(self.record)
 
     def happened(self, kind: EventKind, sentence: str, cause: str = "") -> None:
-        """An event; the same kind and cause is one event a night."""
+        """An event; the same kind and cause is one event a night. `sentence` holds no row content."""
         key = f"{kind}:{cause}" if cause else kind
         self.events = [event for event in self.events if event.key != key]
         self.events.append(NightEvent(kind=kind, key=key, at=self.runner.now(), sentence=sentence))
@@ -129,12 +137,21 @@ class Tonight:
             raise DeadlinePassed(self.job.name, self.date, deadline)
         return left
 
-    def following(self, out: str | None, *, spent_usd: float = 0.0) -> Following:
-        """How a run of this night is followed. `spent_usd`: what other runs of it cost already."""
+    def _budget_of(self, plan: Plan) -> float | None:
+        """A run's budget counts all that it ever cost. A night's counts what all its runs cost tonight: what an earlier night paid for this
+        run comes on top, what other runs cost tonight goes off. None where there is no limit and the plan keeps none either."""
         budget = self.call.budget_usd if self.call.budget_usd is not None else self.job.budget_usd
+        if budget is None:
+            return None if plan.budget_usd is None else NO_LIMIT_USD
+        others = sum(usd for run, usd in self.costs.items() if run != plan.run)
+        brought = self.record.brought.get(plan.run)
+        return max(0.0, budget - others) + (brought.usd if brought is not None else 0.0)
+
+    def following(self, plan: Plan, out: str | None) -> Following:
+        """How a run of this night is followed."""
         return Following(
             out=out,
-            budget_usd=max(0.0, budget - spent_usd) if budget is not None else None,
+            budget_usd=self._budget_of(plan),
             pace=self.call.pace if self.call.pace is not None else self.job.pace,
             deadline=self.left(),
             webhook_url=self.call.webhook_url,
@@ -173,15 +190,20 @@ class Tonight:
 
         return hear
 
-    async def complete(
-        self, planned: PlannedRun, out: str | None, *, spent_usd: float = 0.0, counted: bool = True, dtype: Dtype | None = None
-    ) -> Finished:
+    async def complete(self, planned: PlannedRun, out: str | None, *, counted: bool = True, dtype: Dtype | None = None) -> Finished:
         """Bring a run to its end, and add it to the record. Raises Stopped where it did not come to one.
 
         `counted` False: its rows are none of the night's, as a canary's are; what it cost is. `dtype`: else the job's.
         """
         plan = planned.plan
-        following = self.following(out, spent_usd=spent_usd)
+        brought = self.record.brought
+        if planned.existing and plan.run not in self.record.runs:  # another night's, which paid for what it computed
+            earlier = await read_summary(self.runner.store, planned.uri.keys)
+            if earlier is not None:
+                rows = earlier.rows if earlier.state == "complete" else earlier.ok + earlier.failed
+                brought = {**brought, plan.run: Brought(rows=rows, usd=earlier.usd_estimated)}
+                self.record = msgspec.structs.replace(self.record, brought=brought)
+        following = self.following(plan, out)
         if dtype is not None:
             following = replace_field(following, dtype=dtype)
         likely = plan.estimate.seconds.likely
@@ -190,9 +212,6 @@ class Tonight:
                 "deadline_near",
                 f"the run will likely take {likely / 3600:.1f} h and the deadline is in {following.deadline.total_seconds() / 3600:.1f} h",
             )
-        earlier = None
-        if planned.existing and plan.run not in self.record.runs:  # another night's, which paid for what it computed
-            earlier = await read_summary(self.runner.store, planned.uri.keys)
         await self.note_down(
             runs=(*(run for run in self.record.runs if run != plan.run), plan.run),
             usd_planned=self.record.usd_planned + (plan.estimate.usd.likely if plan.run not in self.record.runs else 0.0),
@@ -200,15 +219,16 @@ class Tonight:
         )
         finished = await self.runner.complete(planned, following, self._hear(following.deadline))
         result = finished.result
-        done = (earlier.ok + earlier.failed if earlier.state != "complete" else result.rows) if earlier is not None else 0
+        before = brought.get(plan.run) or Brought(rows=0, usd=0.0)
+        self.costs[plan.run] = max(0.0, result.usd_estimated - before.usd)
         await self.note_down(
-            sent=self.record.sent + max(0, result.rows - done) * counted,
+            sent=self.record.sent + max(0, result.rows - before.rows) * counted,
             ok=self.record.ok + result.ok * counted,
             failed=self.record.failed + result.failed * counted,
-            usd_estimated=self.record.usd_estimated + max(0.0, result.usd_estimated - (earlier.usd_estimated if earlier else 0.0)),
+            usd_estimated=sum(self.costs.values()),
         )
         if not finished.complete:
-            raise Stopped(finished)
+            raise Stopped(self.job.name, self.date, finished)
         return finished
 
 
@@ -240,6 +260,11 @@ class DeadlinePassed(NightbatchError):
 
 Do = Callable[[Tonight], Awaitable[None]]
 MOST_MISTAKES: Final = 20
+THIS_MACHINE: Final = "this machine: {}. When that is mended, the same command goes on."
+NEWS: Final = timedelta(days=1)
+"""After it, what could not be told of a night that is done is not told any more."""
+NO_LIMIT_USD: Final = 1e12
+"""More than any night costs: for a run that was planned with a budget by a job that has none any more."""
 EARLY: Final = 0.1
 """Share of the rows that must be done before it is foretold when all will be."""
 
@@ -315,7 +340,7 @@ async def run_night(file: JobFile, date: str, runner: Runner, call: Call = Call(
     records = Records(store, prefix)
     there = await records.get(job.name, date)
     if there is not None and there.state == "done":
-        return Ended(there, repeated=True)
+        return Ended(await _tell_rest(Tonight(file, date, call, runner, records, there, None, list(there.events))), repeated=True)
     store.mode = await probe_mode(store, records.root())
     async with lease(store, f"{records.root(job.name)}lease.json", job.name, date):
         there = await records.get(job.name, date)
@@ -331,8 +356,8 @@ async def run_night(file: JobFile, date: str, runner: Runner, call: Call = Call(
 
 async def _begin(file: JobFile, date: str, runner: Runner, call: Call, records: Records, there: NightRecord | None) -> Tonight:
     job, now = file.job, runner.now()
-    began = there.began if there is not None else now
-    good = [record for record in await records.last(job.name, before=date, count=30) if record.state == "done"]
+    # One that did not start has a record that says so, and begins now.
+    began = there.began if there is not None and there.cause != NOT_STARTED else now
     record = NightRecord(
         job=job.name,
         date=date,
@@ -344,12 +369,26 @@ async def _begin(file: JobFile, date: str, runner: Runner, call: Call, records: 
         deadline=None if call.no_deadline else deadline_at(job.deadline, began, job.zone),
         by=who_am_i(),
         runs=there.runs if there is not None else (),
+        brought=there.brought if there is not None else {},
+        usd_planned=there.usd_planned if there is not None else 0.0,
     )
-    tonight = Tonight(file, date, call, runner, records, record, good[0] if good else None)
+    tonight = Tonight(file, date, call, runner, records, record, await records.good(job.name, before=date))
     if there is not None:
         tonight.events = list(there.events)
-    await tonight.note_down()
+        tonight.costs = await _costs(there, runner)
+    await tonight.note_down(usd_estimated=sum(tonight.costs.values()))
     return tonight
+
+
+async def _costs(there: NightRecord, runner: Runner) -> dict[str, float]:
+    """What the runs that earlier calls of this night sent have cost on it, as far as those calls came to say so."""
+    found = {}
+    for run in there.runs:
+        kept = await read_summary(runner.store, RunUri.parse(run).keys)
+        if kept is not None:
+            before = there.brought.get(run)
+            found[run] = max(0.0, kept.usd_estimated - (before.usd if before is not None else 0.0))
+    return found
 
 
 async def _do(tonight: Tonight) -> None:
@@ -361,7 +400,7 @@ async def _do(tonight: Tonight) -> None:
         await kinds[tonight.job.kind](tonight)
     except (NightbatchError, OSError) as error:
         state, cause, kind = outcome(error)
-        sentence = str(error) if isinstance(error, NightbatchError) else f"this machine: {error.strerror or error}"
+        sentence = str(error) if isinstance(error, NightbatchError) else THIS_MACHINE.format(error.strerror or type(error).__name__)
         tonight.happened(kind, sentence, cause)
         await _say_mistakes(tonight, error)
         await _end(tonight, state, sentence, exit_code_of(error), cause)
@@ -369,7 +408,9 @@ async def _do(tonight: Tonight) -> None:
         await asyncio.shield(_end(tonight, "stopped", "interrupted; the same command goes on.", 130, "interrupted"))
         raise
     except BaseException as error:
-        await _end(tonight, "failed", f"a fault of Nightbatch itself: {type(error).__name__}", 3, "fault")
+        sentence = f"a fault of Nightbatch itself ({type(error).__name__}); the same command goes on, and its log says where it was."
+        tonight.happened("failure", sentence, "fault")
+        await _end(tonight, "failed", sentence, 3, "fault")
         raise
 
 
@@ -421,6 +462,19 @@ async def after(tonight: Tonight) -> None:
             await tonight.note_down(notices=(*tonight.record.notices, *notices))
 
 
+async def _tell_rest(tonight: Tonight) -> NightRecord:
+    """Of a night that is done: its page and its messages, where the process that did it came to neither. Messages that are older than a day
+    are news to nobody: a receiver that was added since is not told of them."""
+    record, store = tonight.record, tonight.records.store
+    if record.ended is not None and abs(tonight.runner.now() - record.ended) < NEWS:
+        with suppress(StoreError):
+            store.mode = await probe_mode(store, tonight.records.root())
+            if await store.head(night_key(tonight.records, record)) is None:
+                await report_night(tonight.records, record, note=tonight.runner.note)
+            await tell_now(tonight)
+    return tonight.record
+
+
 async def tell_now(tonight: Tonight) -> None:
     """Tell whoever wants it of what happened so far; what could not be told is a notice of the record."""
     job, runner = tonight.job, tonight.runner
@@ -432,7 +486,7 @@ async def tell_now(tonight: Tonight) -> None:
         for run in record.runs[-1:]:
             kept = await read_summary(runner.store, RunUri.parse(run).keys)
             failures = [Failures(one.code, one.rows, one.example) for one in kept.failures] if kept is not None else []
-    found = await tell(record, job.notify, runner.store, prefix=tonight.records.prefix, environ=tonight.call.environ, failures=failures)
+    found = await tell(record, job.notify, tonight.records.store, prefix=tonight.records.prefix, environ=tonight.call.environ, failures=failures)
     notices = [one.notice for one in found if one.notice is not None and one.notice not in record.notices]
     for notice in notices:
         runner.note(notice)
@@ -542,7 +596,7 @@ async def generate(tonight: Tonight) -> None:
         tonight.happened("failure", sentence, "verify")
         await _end(tonight, "failed", sentence, 1, "verify")
         return
-    cost = f"${tonight.record.usd_estimated:.4f}" if tonight.record.sent else "nothing new to compute, $0"
+    cost = usd(tonight.record.usd_estimated) if tonight.record.sent else "nothing new to compute, $0"
     await finish_well(tonight, f"{finished.result.ok:,} of {finished.result.rows:,} rows done ({cost}), in {out}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,28 +42,29 @@ async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call())
     """Raises what the night would end with: DatasetError, OtherParameters, UsageError, StoreError."""
     job = file.job
     records = Records(runner.store, runner.stack.facts.store.prefix.strip("/"))
-    good = [record for record in await records.last(job.name, before=date, count=30) if record.state == "done"]
+    good = await records.good(job.name, before=date)
     record = NightRecord(job=job.name, date=date, kind=job.kind, stack=runner.stack.facts.stack, state="running", began=runner.now())
-    tonight = Tonight(file, date, call, runner, records, record, good[0] if good else None)
+    tonight = Tonight(file, date, call, runner, records, record, good)
     existing = await records.get(job.name, date)
     if job.kind == "eval":
         from nights.evaluation import preview_suite
 
-        planned = await preview_suite(tonight)
-        return Preview(job.name, date, job.kind, planned.plan.dataset.rows, planned, existing=existing)
+        questions, planned = await preview_suite(tonight)
+        asked = _open(tonight, check_rows(tonight, questions))
+        return Preview(job.name, date, job.kind, questions, planned, doubts=asked, existing=existing)
     task: TaskKind = "embed" if job.kind == "embed" else "generate"
     doubts, notices = await _columns(tonight, task)
     if job.space is None:
         planned = await runner.plan(plan_request(tonight, file.dataset(date), task), dry_run=True)
         rows = planned.plan.dataset.rows
         doubts += check_rows(tonight, rows)
-        return Preview(job.name, date, job.kind, rows, planned, doubts=tuple(doubts), notices=notices, existing=existing)
-    from nights.embedding import preview_space, request_of
+        return Preview(job.name, date, job.kind, rows, planned, doubts=_open(tonight, doubts), notices=notices, existing=existing)
+    from nights.embedding import check_rows_of_space, preview_space, request_of
 
     with scratch_folder() as folder:
         found: Difference = await preview_space(tonight, call.home, folder)
         new = await runner.plan(request_of(tonight, found.path), dry_run=True) if found.path is not None else None
-    doubts += check_rows(tonight, found.rows)
+    doubts += check_rows_of_space(tonight, found)
     return Preview(
         job.name,
         date,
@@ -73,10 +75,15 @@ async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call())
         changed=found.changed,
         removed=found.removed,
         unchanged=found.unchanged,
-        doubts=tuple(doubts),
+        doubts=_open(tonight, doubts),
         notices=notices,
         existing=existing,
     )
+
+
+def _open(tonight: Tonight, doubts: Sequence[Doubt]) -> tuple[Doubt, ...]:
+    """What the night would still ask: what the caller has accepted it would not."""
+    return tuple(doubt for doubt in doubts if doubt.accept not in tonight.call.accept)
 
 
 async def _columns(tonight: Tonight, task: TaskKind) -> tuple[list[Doubt], tuple[str, ...]]:

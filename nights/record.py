@@ -7,15 +7,14 @@ evaluations): a record that is lost costs nobody a row or a dollar, because the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from contract.errors import UsageError
-from contract.models import VERSION, Count, Instant, Model, Seconds, Usd, decode_stored, encode
+from contract.errors import ContractError, Damaged, UsageError
+from contract.models import VERSION, Count, Instant, Model, Seconds, Usd, decode, encode
 from contract.store import Store, get_or_none
 
 JobKind = Literal["embed", "generate", "eval"]
@@ -28,6 +27,10 @@ EventKind = Literal[
 ]
 DATED: Final = re.compile(r"(\d{4}-\d{2}-\d{2})\.json")
 """Names of records; beside them lie a job's lease, pages of nights and what was told to whom."""
+NOT_STARTED: Final = "not_started"
+"""Cause and event of a night that nobody began."""
+LOOKED_BACK: Final = 30
+"""Records in which the last good night is looked for."""
 DEGREES: Final[dict[str, int]] = {"success": 0, "rows_failed": 1, "deadline_near": 1}
 """How bad an event is; 2 where it is not named."""
 
@@ -100,6 +103,13 @@ class EvalNight(Model, frozen=True, kw_only=True):
     sentence: str = ""
 
 
+class Brought(Model, frozen=True, kw_only=True):
+    """What a run of another night had done and cost when this one went on with it."""
+
+    rows: Count
+    usd: Usd
+
+
 class NightRecord(Model, frozen=True, kw_only=True):
     """One job on one date. `sentence`: the outcome for a person. `runs`: addresses, in the order they were begun.
 
@@ -129,6 +139,8 @@ class NightRecord(Model, frozen=True, kw_only=True):
     usd_planned: Usd = 0.0
     usd_estimated: Usd = 0.0
     runs: tuple[str, ...] = ()
+    brought: dict[str, Brought] = msgspec.field(default_factory=dict)
+    """Of those of `runs` that were another night's: kept, so that a night that breaks off and goes on does not take them for its own."""
     out: str | None = None
     space: SpaceNight | None = None
     evaluation: EvalNight | None = None
@@ -176,10 +188,17 @@ class Records:
         return f"{base}{job}/" if job is not None else base
 
     async def get(self, job: str, night: str) -> NightRecord | None:
-        """None where there is none. Raises ContractError for one that cannot be read."""
+        """None where there is none. Raises Damaged for one that cannot be read."""
         key = self.key(job, night)
         blob = await get_or_none(self.store, key)
-        return None if blob is None else decode_stored(blob.data, NightRecord, where=key)
+        if blob is None:
+            return None
+        try:
+            found: NightRecord = decode(blob.data, NightRecord, where=key)
+        except ContractError as error:
+            fix = error.fix or "Delete it: the same night then finds its runs again and pays for nothing twice."
+            raise Damaged(f"this record of a night is damaged: {error.what}", where=f"s3://{self.store.bucket}/{key}", fix=fix) from None
+        return found
 
     async def put(self, record: NightRecord) -> None:
         """Keep it, replacing the one of this job and date."""
@@ -191,8 +210,14 @@ class Records:
         names = [info.key.removeprefix(root) async for info in self.store.list(root)]
         return tuple(sorted(found[1] for name in names if (found := DATED.fullmatch(name))))
 
-    async def last(self, job: str, *, before: str | None = None, count: int = 1) -> Sequence[NightRecord]:
-        """The latest records, newest first; `before`: of earlier dates than this."""
-        dates = [night for night in await self.dates(job) if before is None or night < before]
-        found = [await self.get(job, night) for night in reversed(dates[-count:])]
-        return [record for record in found if record is not None]
+    async def good(self, job: str, *, before: str) -> NightRecord | None:
+        """The last night of an earlier date that is done: what tonight is compared with. One that cannot be read is none: tonight does not
+        rest on it."""
+        for night in reversed([night for night in await self.dates(job) if night < before][-LOOKED_BACK:]):
+            try:
+                record = await self.get(job, night)
+            except Damaged:
+                continue
+            if record is not None and record.state == "done":
+                return record
+        return None

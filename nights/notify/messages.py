@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from nights.record import DEGREES, EventKind, NightEvent, NightRecord
+from nights.report.text import usd
 
 TITLES: Final[dict[EventKind, str]] = {
     "success": "done",
@@ -93,7 +94,7 @@ def message_of(record: NightRecord, event: NightEvent, failures: Sequence[Failur
     if record.rows:
         facts.append(("rows", f"{record.rows:,} in the dataset, {record.sent:,} sent, {record.ok:,} ok, {record.failed:,} failed"))
     if record.usd_planned or record.usd_estimated:
-        facts.append(("cost", f"${record.usd_estimated:.4f} estimated, ${record.usd_planned:.4f} planned"))
+        facts.append(("cost", f"{usd(record.usd_estimated)} estimated, {usd(record.usd_planned)} planned"))
     if record.ended is not None:
         facts.append(("ended", f"{record.ended:%Y-%m-%d %H:%M} UTC, {record.seconds / 60:.0f} min after it began"))
     if record.space is not None and record.space.version is not None:

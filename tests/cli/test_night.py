@@ -104,6 +104,25 @@ def test_nights_that_did_not_start_are_noted_by_the_next_call(desk: Desk) -> Non
     assert "the night of 2026-03-11 did not start; it was due 2026-03-11 01:00 UTC." in record["sentence"]
 
 
+def test_a_look_that_begins_nothing_says_what_did_not_start_and_whom_it_could_not_tell(desk: Desk) -> None:
+    notify = [{"kind": "webhook", "url_env": "HOOK_OF_NOBODY", "on": ["not_started"]}]
+    desk.job(schedule={**JOB["schedule"], "missed": "skip"}, notify=notify)
+    desk.at("2026-03-10T01:30")
+    desk.type("night", "answers", "--if-due")
+    desk.at("2026-03-11T06:00")
+    said = desk.type("night", "answers", "--if-due")
+    assert "the night of 2026-03-11 did not start" in said
+    assert "webhook ($HOOK_OF_NOBODY) could not be told of not_started: the variable HOOK_OF_NOBODY is not set" in said
+
+
+def test_a_damaged_record_of_an_earlier_night_stops_no_night(desk: Desk) -> None:
+    desk.at("2026-03-10T01:30")
+    desk.type("night", "answers", "--if-due")
+    desk.house.objects.data["nights/answers/2026-03-10.json"] = b"[]"
+    desk.at("2026-03-11T01:30")
+    assert "done" in desk.type("night", "answers", "--if-due")
+
+
 def test_a_date_that_is_none_and_a_job_that_is_not_there(desk: Desk) -> None:
     assert "is not a date" in desk.type("night", "answers", "--date", "2026-3-1", code=2)
     assert "Did you mean answers?" in desk.type("night", "answer", code=2)
@@ -127,6 +146,7 @@ def test_a_dry_run_says_that_the_night_would_ask(desk: Desk) -> None:
     write_jsonl(desk.folder / "rows.jsonl", [{"id": "r1", "text": "one"}])
     desk.at("2026-03-11T01:30")
     assert "it would stop and ask: the dataset has 1 row," in desk.type("night", "answers", "--dry-run", code=1)
+    assert "would stop" not in desk.type("night", "answers", "--dry-run", "--accept", "shrink")
 
 
 def test_a_night_is_one_json_object(desk: Desk) -> None:
@@ -151,3 +171,6 @@ async def test_the_list_says_how_each_job_stands(desk: Desk) -> None:
     assert lines[1].endswith("2026-03-10 done (exit code 1), 3 rows computed, 2 failed, 3 min 00 s, $0.2500: 2 of 3 rows failed")
     assert lines[2].endswith("NOT STARTED  2026-03-11, 2026-03-12")
     assert lines[3].endswith("2026-03-13 01:00 UTC")
+    desk.house.objects.data[records.key("answers", "2026-03-10")] = b"{}"
+    damaged = job_lines([cli.night.Listed(file, await standing(file, records, desk.house.now()))])
+    assert "last  not known: s3://" in damaged[1]

@@ -158,6 +158,16 @@ async def test_a_row_that_failed_has_no_vector_and_is_tried_again_the_next_night
     await nights.is_whole()
 
 
+async def test_rows_that_failed_are_told_also_when_the_process_died_before_its_record(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, canary={"rows": 0})
+    nights.house.embeds = lambda text: RowError(code="too_long", message="no") if text == "text 3" else vector_of(text)
+    await nights.night()
+    nights.house.objects.data.pop(f"nights/docs/{FIRST}.json")
+    again = await nights.night()
+    assert (again.state, again.exit_code, again.sent, again.ok, again.failed) == ("done", 1, 40, 39, 1)
+    assert [event.kind for event in again.events] == ["rows_failed"]
+
+
 async def test_another_model_or_other_parameters_are_refused_by_name(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     await nights.night()
@@ -179,6 +189,19 @@ async def test_a_dataset_that_shrank_removes_nothing_until_somebody_says_so(tmp_
     assert len(await nights.vectors()) == 40
     assert (await nights.night(SECOND, call={"accept": frozenset({"shrink"})})).state == "done"
     await nights.is_whole()
+
+
+async def test_a_preview_asks_what_the_night_would_ask_and_not_what_was_accepted(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    await nights.night()
+    nights.house.objects.data.pop(f"nights/docs/{FIRST}.json")  # a space that is older than its records
+    for number in range(20):
+        del nights.texts[f"r{number:03d}"]
+    found = await preview(nights.file(), SECOND, nights.house, Call(home=nights.home))
+    assert [doubt.accept for doubt in found.doubts] == ["shrink"]
+    assert (await nights.night(SECOND)).state == "asking"
+    accepted = await preview(nights.file(), SECOND, nights.house, Call(home=nights.home, accept=frozenset({"shrink"})))
+    assert accepted.doubts == ()
 
 
 # --- canaries ------------------------------------------------------------------------------------------------------------------------

@@ -133,6 +133,14 @@ async def test_a_suite_that_lost_questions_is_asked_about(tmp_path: Path) -> Non
     assert "5 rows, 50.0 % fewer than the 10" in record.sentence
 
 
+async def test_a_preview_of_a_suite_that_lost_questions_says_that_it_would_ask(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    await nights.night()
+    write_jsonl(tmp_path / "suites" / "questions.jsonl", ({"id": f"q{n}", "question": f"n {n}", "answer": str(n)} for n in range(5)))
+    found = await preview(nights.file(), SECOND, nights.house, Call())
+    assert (found.rows, [doubt.accept for doubt in found.doubts]) == (5, ["shrink"])
+
+
 async def test_a_suite_with_mistakes_says_them_with_their_lines(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     (tmp_path / "suites" / "sums.yaml").write_text(SUITE.replace("exact", "exakt"))

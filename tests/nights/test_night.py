@@ -12,13 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.errors import StoreUnavailable
+from contract.errors import Damaged, StoreUnavailable
+from contract.memory import MemoryStore
 from contract.rows import RowError
+from nights.agenda import note_missing
 from nights.jobs.files import JobFile
 from nights.jobs.model import Job
+from nights.jobs.schedule import Night
 from nights.lease import Held, LeaseFile, holder, this_machine
-from nights.night import Call, Ended, run_night, time_needed
-from nights.record import Records
+from nights.night import Call, Ended, Tonight, run_night, time_needed
+from nights.record import NightRecord, Records
 from pipelines.follow import Progress
 from tests.nights.kit import START, NightHouse
 from tests.nights.receivers import receiver
@@ -225,6 +228,80 @@ async def test_a_budget_that_allows_no_job_stops_the_night_with_4(tmp_path: Path
     assert not house.jobs_run
 
 
+async def test_a_night_that_was_stopped_says_what_to_type(tmp_path: Path) -> None:
+    house = NightHouse(cut=True)
+    rows(tmp_path)
+    stopped = (await night(house, tmp_path, job_of(deadline="1h"))).record
+    assert stopped.sentence.endswith(f"nightbatch night answers --date {DATE} --no-deadline")
+    poor = (await night(NightHouse(), tmp_path, job_of(budget_usd=0.000001))).record
+    assert f"nightbatch night answers --date {DATE} --budget USD" in poor.sentence
+
+
+async def test_a_night_that_did_not_start_has_its_whole_time_when_it_is_called_later(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    job = job_of(deadline="1h", schedule={"cron": "0 1 * * *"})
+    due = Night(START, START.date())
+    await note_missing(file_of(tmp_path, job), Records(house.store), [due], house.now(), but=None, environ={})
+    house.objects.advance(8 * 3600)
+    record = (await night(house, tmp_path, job)).record
+    assert (record.state, record.began) == ("done", START + timedelta(hours=8))
+    assert [event.kind for event in record.events] == ["not_started", "success"]
+
+
+async def test_a_record_that_was_damaged_is_no_night_to_compare_with(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path, 100)
+    await night(house, tmp_path)
+    await night(house, tmp_path, date=NEXT)
+    house.objects.data[f"nights/answers/{NEXT}.json"] = b"{"
+    rows(tmp_path, 10)
+    record = (await night(house, tmp_path, date="2026-03-12")).record
+    assert record.state == "asking"
+    assert f"of {DATE}" in record.sentence
+    with pytest.raises(Damaged, match="Delete it: the same night then finds its runs again"):
+        await night(house, tmp_path, date=NEXT)
+
+
+async def test_a_fault_of_the_program_is_told_as_well(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+
+    def wrong(planned: Any) -> None:
+        raise KeyError("text 3")
+
+    house.on_complete = wrong
+    async with receiver() as there:
+        job = job_of(notify=[{"kind": "webhook", "url_env": "HOOK", "on": ["failure"]}])
+        with pytest.raises(KeyError):
+            await night(house, tmp_path, job, environ={"HOOK": there.url})
+    record = await Records(house.store).get("answers", DATE)
+    assert record is not None
+    assert (record.state, record.exit_code, record.cause) == ("failed", 3, "fault")
+    assert [body["event"] for body in there.bodies] == ["failure"]
+    assert "KeyError" in there.bodies[0]["sentence"]
+    assert "text 3" not in str(there.bodies)
+
+
+async def test_an_older_record_never_comes_to_lie_over_a_newer_one(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    slow = True
+
+    async def before(op: str, key: str) -> None:
+        nonlocal slow
+        if slow and op == "put" and key.endswith(f"/{DATE}.json"):
+            slow = False
+            await asyncio.sleep(0.05)  # the first write takes longer than the second
+
+    store = MemoryStore(house.objects, mode="last-writer", dialect="conditional", hook=before)
+    record = NightRecord(job="answers", date=DATE, kind="generate", stack="test", state="running", began=START)
+    tonight = Tonight(file_of(tmp_path, job_of()), DATE, Call(), house, Records(store), record, None)
+    await asyncio.gather(tonight.note_down(notices=("told nobody",)), tonight.note_down(state="done"))
+    assert await Records(house.store).get("answers", DATE) == tonight.record
+    assert (tonight.record.state, tonight.record.notices) == ("done", ("told nobody",))
+
+
 async def test_a_run_that_is_too_long_for_its_deadline_is_told_at_once(tmp_path: Path) -> None:
     house = NightHouse()
     rows(tmp_path)
@@ -343,7 +420,7 @@ async def test_a_full_disk_is_one_sentence_and_the_night_can_go_on(tmp_path: Pat
     monkeypatch.setattr("nights.night.make_folder", full)
     record = (await night(house, tmp_path)).record
     assert (record.state, record.exit_code) == ("failed", 3)
-    assert record.sentence == "this machine: No space left on device"
+    assert record.sentence == "this machine: No space left on device. When that is mended, the same command goes on."
     monkeypatch.undo()
     assert (await night(house, tmp_path)).record.state == "done"
 
