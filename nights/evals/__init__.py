@@ -1,6 +1,7 @@
 """nights/evals: suites of questions with a scorer: results, baselines, gates, history.
 
-`suite` reads suite files and makes rows; `scorers`, `code` and `judge` turn answers into `Sample`s; `stats`, `baseline`, `gate`, `history`
-and `diff` work on results alone and know no model. A result is a header and its samples (`samples`), kept under `evals/SUITE/` in the
+`suite` reads suite files, `rows` makes rows of their questions and reads the answers; `scorers`, `code` (with `jail`) and `judge` score
+them; `evaluate` is the whole of it over a `Runner`. `stats`, `baseline`, `gate`, `history`, `diff` and `inspect_log` work on results alone
+and know no model. A result is a header and its samples (`samples`), kept under `evals/SUITE/` in the
 stack's bucket.
 """

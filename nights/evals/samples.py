@@ -22,7 +22,8 @@ SampleOutcome = Literal["ok", "failed", "cut", "unparsed"]
 
 class Sample(Model, frozen=True, kw_only=True):
     """One question's one draw. `scores`: by metric, each from 0 to 1 (or the metric's own scale, such as BLEU's); the suite's headline
-    metric is always there. `draw`: which of n. `parsed`: what the scorer took as the answer. `explanation`: of the scorer or the judge."""
+    metric is always there. `NAME@K` is the question's estimate, the same in each of its draws. `draw`: which of n. `parsed`: what the scorer
+    took as the answer. `explanation`: of the scorer or the judge. Tokens are those of all draws together, with the first of them."""
 
     id: str
     index: Count
@@ -70,7 +71,8 @@ class ResultHeader(Model, frozen=True, kw_only=True):
     date: str | None = None
     usd_estimated: Usd = 0.0
     metrics: dict[str, float]
-    """Means over all questions, failed ones included; `pass@k` where asked."""
+    """Means over all questions, failed ones included; `pass@k` where asked. A metric named in `details["corpus"]` (BLEU) is of the whole
+    corpus, and the mean of its samples' scores is `NAME_sentence`."""
     counts: dict[str, Count]
     """Samples by outcome."""
     details: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -232,7 +232,8 @@ def test_it_sees_no_file_of_this_machine(tmp_path: Path) -> None:
     home = str(Path.home())
     tests = (
         f"import os\nassert not os.path.exists({str(secret)!r})\nassert not os.path.exists({__file__!r})\n"
-        f"assert not os.path.exists('/etc/passwd')\nassert not os.path.exists({home + '/.ssh'!r})\nassert os.listdir('/tmp') == []\n"
+        f"assert not os.path.exists('/etc/passwd')\nassert not os.path.exists('/../etc/passwd')\nassert not os.path.exists('/proc/1')\n"
+        f"assert not os.path.exists({home + '/.ssh'!r})\nassert os.listdir('/tmp') == []\n"
     )
     assert ran("", tests).passed
 

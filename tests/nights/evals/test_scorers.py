@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -371,7 +373,22 @@ def test_a_schema_says_what_is_wrong_and_is_checked_itself(tmp_path: Path) -> No
 
 
 def test_a_schema_fetches_nothing() -> None:
-    mark = marked("json_schema", "{}", schema={"$ref": "http://127.0.0.1:9/schema.json"})
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            mark = marked("json_schema", "{}", schema={"$ref": f"http://127.0.0.1:{server.server_port}/schema.json"})
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == []
     assert mark.error
     assert "refers to what is not in it" in (mark.explanation or "")
 
