@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,14 +30,26 @@ TEXTS = {f"r{n}": f"text number {n}" for n in range(50)}
 
 
 class Heedless:
-    """Passes requests on to a real server without their conditions, signed again."""
+    """Passes requests on to a real server without their conditions, signed again. `hold_s`: the first manifest waits that long for a second
+    one, so that both writers have looked before either has written."""
+
+    hold_s = 0.0
 
     def __init__(self, server: SeaweedS3) -> None:
+        self._manifests = 0
+        self._second = asyncio.Event()
+        self.server = server
         self._server = server.endpoint_url
         self._keys = server.client_keys
 
     async def __call__(self, request: web.BaseRequest) -> web.Response:
         body = await request.read()
+        if self.hold_s and request.method == "PUT" and request.path.endswith(".manifest"):
+            self._manifests += 1
+            if self._manifests > 1:
+                self._second.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._second.wait(), self.hold_s)
         query = "&".join(sorted(part if "=" in part else f"{part}=" for part in request.rel_url.raw_query_string.split("&") if part))
         names = ("content-type", "content-md5", "range")
         headers = {name: value for name in names if (value := request.headers.get(name)) is not None}
@@ -59,22 +72,27 @@ class Heedless:
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[Home]:
+async def heedless(tmp_path: Path) -> AsyncIterator[Heedless]:
     client, worker = (KeyPair(secrets.token_hex(8), secrets.token_hex(16)) for _ in range(2))
     (tmp_path / "s3").mkdir()
     server = SeaweedS3(tmp_path / "s3", "spaces", client, worker)
     await server.start()
-    runner = web.ServerRunner(web.Server(Heedless(server)))
+    yield Heedless(server)
+    await server.stop()
+
+
+@pytest.fixture
+async def home(heedless: Heedless) -> AsyncIterator[Home]:
+    runner = web.ServerRunner(web.Server(heedless))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    config = msgspec.structs.replace(server.client_config, endpointUrl=f"http://127.0.0.1:{port}")
+    config = msgspec.structs.replace(heedless.server.client_config, endpointUrl=f"http://127.0.0.1:{port}")
     store = S3Store(config)
     yield replace(home_of(store, "", config), settle_s=0.3)
     await store.close()
     await runner.cleanup()
-    await server.stop()
 
 
 async def test_nights_follow_each_other(tmp_path: Path, home: Home) -> None:
@@ -89,7 +107,7 @@ async def test_nights_follow_each_other(tmp_path: Path, home: Home) -> None:
 
 
 @pytest.mark.parametrize("before", [{}, TEXTS], ids=["no table", "many rows"])
-async def test_of_two_commits_in_the_same_moment_one_counts(tmp_path: Path, home: Home, before: dict[str, str]) -> None:
+async def test_of_two_commits_in_the_same_moment_one_counts(tmp_path: Path, home: Home, heedless: Heedless, before: dict[str, str]) -> None:
     world = SpaceHouse(tmp_path, home_=home)
     if before:
         await world.night(before)
@@ -97,6 +115,7 @@ async def test_of_two_commits_in_the_same_moment_one_counts(tmp_path: Path, home
         first = await world.difference({**before, "x": "by the first"}, one)
         second = await world.difference({**before, "x": "by the second"}, two)
         done, other = await world.compute(first, one), await world.compute(second, two)
+        heedless.hold_s = 3.0
         results = await asyncio.gather(
             apply(first.space, first, done, one, job="reviews", night="2026-04-02"),
             apply(second.space, second, other, two, job="others", night="2026-04-02"),
