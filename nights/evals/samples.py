@@ -22,8 +22,8 @@ SampleOutcome = Literal["ok", "failed", "cut", "unparsed"]
 
 class Sample(Model, frozen=True, kw_only=True):
     """One question's one draw. `scores`: by metric, each from 0 to 1 (or the metric's own scale, such as BLEU's); the suite's headline
-    metric is always there. `NAME@K` is the question's estimate, the same in each of its draws. `draw`: which of n. `parsed`: what the scorer
-    took as the answer. `explanation`: of the scorer or the judge. Tokens are those of all draws together, with the first of them."""
+    metric is always there. `NAME@K` is the question's estimate, the same in each of its draws. `draw`: which of n. `parsed`: what the
+    scorer took as the answer. `explanation`: of the scorer or the judge. Tokens are those of all draws together, with the first of them."""
 
     id: str
     index: Count
