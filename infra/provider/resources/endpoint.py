@@ -338,10 +338,18 @@ def _pools(v: Json) -> list[Failure]:
 
 
 def _env(v: Json) -> list[Failure]:
+    failures = environment(v)
     env = v.get("env")
     if isinstance(env, Mapping) and MARKER in env:
-        return [Failure(f"env.{MARKER}", f"env.{MARKER} is the provider's own")]
-    return []
+        failures.append(Failure(f"env.{MARKER}", f"env.{MARKER} is the provider's own"))
+    return failures
+
+
+def environment(v: Json) -> list[Failure]:
+    """Values of `env` with which no process can be started (names have a pattern). A value is never shown."""
+    env = v.get("env")
+    found = [name for name, value in env.items() if isinstance(value, str) and "\0" in value] if isinstance(env, Mapping) else []
+    return [Failure(f"env.{name}", f"env.{name} holds NUL, which the value of an environment variable cannot") for name in found]
 
 
 # --- diff ----------------------------------------------------------------------------------------------------------------------------

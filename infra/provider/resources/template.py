@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from infra.provider.resources.endpoint import CONTAINER, CUDA
+from infra.provider.resources.endpoint import CONTAINER, CUDA, environment
 from infra.provider.resources.fields import (
     UNKNOWN,
     Change,
@@ -82,6 +82,7 @@ def content_hash(inputs: Mapping[str, Any]) -> Any:
 
 def check(values: Mapping[str, Any]) -> tuple[Json, list[Failure]]:
     clean, failures = check_fields(FIELDS, values, "", "Template")
+    failures += [failure for failure in environment(clean) if failure.property not in {f.property for f in failures}]
     ports = clean.get("ports")
     for i, port in enumerate(ports if isinstance(ports, list) else ()):
         number = port.split("/")[0] if isinstance(port, str) else ""

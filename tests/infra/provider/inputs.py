@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 Json = dict[str, Any]
 NAMES = st.text("abcdefgh-", min_size=1, max_size=8)
-ENV = st.dictionaries(st.text("ABCDEFGH_", min_size=1, max_size=6), st.text(max_size=8), max_size=3)
+VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)  # no process can be started with a NUL in one
+ENV = st.dictionaries(st.text("ABCDEFGH_", min_size=1, max_size=6), VALUES, max_size=3)
 CUDA = st.sampled_from(["11.8", "12.1", "12.8", "13.0"])
 PORTS = st.lists(st.sampled_from(["80/http", "8000/http", "22/tcp"]), unique=True, max_size=3)
 POOLS = ("AMPERE_24", "ADA_24", "ADA_48_PRO", "AMPERE_80")

@@ -385,3 +385,11 @@ def test_nothing_differs_from_itself_and_a_body_holds_no_unknown(pair: tuple[Jso
             assert not kind.diff(inputs, inputs)
             assert not has_unknown(kind.create_body(inputs, "m"))
             assert kind.diff(inputs, other).keys() == kind.diff(inputs, dict(other)).keys()
+
+
+@pytest.mark.parametrize("kind", [ENDPOINT, TEMPLATE])
+def test_a_value_with_which_no_process_can_be_started_is_refused_and_not_shown(kind: Kind) -> None:
+    good: Json = {"name": "x", "image": "i"} if kind is TEMPLATE else GOOD
+    wrong = failures(kind, {**good, "env": {"FINE": "a=b", "C": "secret\0value"}})
+    assert {name for name in wrong if name.startswith("env")} == {"env.C"}
+    assert "secret" not in str(wrong)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from infra.settings import PROJECT
 from tests.infra.review.digests import ENDPOINT_INPUTS, VOLUME_INPUTS, digest, state, step, urn, with_
