@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,7 @@ def night(asked: NightAsked, call: Call) -> int:
                 await runner.store.head(records.key(file.name, "now"))  # so that the store has told its time
                 now = runner.now()
                 date = asked.date or date_of(file, now)
+                _not_ahead(date, now)
                 if asked.dry_run:
                     from nights.preview import preview
 
@@ -110,6 +112,12 @@ def night(asked: NightAsked, call: Call) -> int:
     if isinstance(found, Ended):
         return say_night(found)
     return say_preview(found)
+
+
+def _not_ahead(date: str, now: datetime) -> None:
+    """Nights that begin by themselves have rising dates: one that was typed wrong would keep all of them waiting until its day comes."""
+    if date > (now + timedelta(days=1)).date().isoformat():  # zones are up to 14 hours ahead
+        raise UsageError("is later than tomorrow.", where=f"--date {date}", fix="Write the date of a night that is due, as 2026-11-30.")
 
 
 def _say_told(missing: Missed, progress: Progress) -> None:

@@ -143,7 +143,7 @@ async def _night(records: Records, job: str, asked: Reporting) -> Made:
     from difflib import get_close_matches
 
     from contract.errors import UsageError
-    from nights.record import parse_date
+    from nights.record import DATED, parse_date
     from nights.report.page import render_night
     from nights.report.read import read_night
     from nights.report.write import night_key
@@ -153,7 +153,8 @@ async def _night(records: Records, job: str, asked: Reporting) -> Made:
     dates = await records.dates(job)
     if not dates:
         root = records.root()
-        jobs = sorted({info.key.removeprefix(root).partition("/")[0] async for info in records.store.list(root)})
+        names = [info.key.removeprefix(root).partition("/") async for info in records.store.list(root)]
+        jobs = sorted({job for job, _, night in names if DATED.fullmatch(night)})
         near = get_close_matches(job, jobs, n=3)
         fix = f"Did you mean {' or '.join(near)}?" if near else "List them: nightbatch runs, or nightbatch jobs."
         raise UsageError("there is neither a run nor a night of a job by this name.", where=job, fix=fix)

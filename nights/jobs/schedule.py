@@ -139,17 +139,18 @@ def look(timing: Timing, now: datetime, held: Collection[str]) -> Look:
     if last is None:
         return Look("not yet", None, following, f"No night is due yet.{then}")
     day, late = last.date.isoformat(), now - last.due
+    anyway = f" To do it all the same: --date {day}."
     if day in held:
         return Look("held", last, following, f"The night of {day} was begun already.{then}")
     if later := max((one for one in held if one > day), default=None):
-        why = f"The night of {day} is not begun, because that of {later} was held: a clock went back, or was ahead.{then}"
+        why = f"The night of {day} is not begun, because that of {later} was held: a clock went back, or was ahead.{anyway}{then}"
         return Look("overtaken", last, following, why)
     if timing.patience is not None and late > timing.patience:
         return Look(
             "missed",
             last,
             following,
-            f"The night of {day} was missed: it was due {spoken(last.due, timing.zone)}, {lasting(late)} ago.{then}",
+            f"The night of {day} was missed: it was due {spoken(last.due, timing.zone)}, {lasting(late)} ago.{anyway}{then}",
         )
     return Look("due", last, following, f"The night of {day} is due since {spoken(last.due, timing.zone)}.")
 

@@ -64,6 +64,11 @@ def name_of(channel: Channel) -> str:
     return f"webhook (${channel.url_env})" if channel.url_env else f"webhook at {urlsplit(channel.url or '').hostname}"
 
 
+def identity(channel: Channel) -> str:
+    """What tells one receiver from another, also where both have the same name for people. Not for people: it may hold an address."""
+    return f"{channel.kind}\n{name_of(channel)}\n{(channel.url or '') if isinstance(channel, Webhook) else ''}"
+
+
 async def send(channel: Channel, message: Message, environ: Mapping[str, str], *, sleep: Sleep = asyncio.sleep) -> Sent:
     """Send it, and try again where that cannot tell it twice."""
     try:
@@ -248,5 +253,3 @@ def _connected(channel: Email, port: int) -> smtplib.SMTP:
         server.close()
         raise
     return server
-
-

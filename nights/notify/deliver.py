@@ -21,7 +21,7 @@ from contract.errors import ContractError, StoreError
 from contract.models import VERSION, Instant, Model, decode, encode
 from contract.net import on_this_machine
 from contract.store import Store, get_or_none, put_first
-from nights.notify.channels import ATTEMPT_S, Channel, Sent, Sleep, name_of, send
+from nights.notify.channels import ATTEMPT_S, Channel, Sent, Sleep, identity, name_of, send
 from nights.notify.messages import Failures, message_of
 from nights.record import NightEvent, NightRecord, Records
 
@@ -93,7 +93,7 @@ async def _one(
     sleep: Sleep,
 ) -> Delivery:
     name = name_of(channel)
-    key = root + hashlib.sha256(f"{event.key}\n{channel.kind}\n{name}".encode()).hexdigest()[:32] + ".json"
+    key = root + hashlib.sha256(f"{event.key}\n{identity(channel)}".encode()).hexdigest()[:32] + ".json"
     try:
         claim, mine = await _claim(store, key, event, name)
     except StoreError as error:

@@ -125,6 +125,9 @@ def test_a_damaged_record_of_an_earlier_night_stops_no_night(desk: Desk) -> None
 
 def test_a_date_that_is_none_and_a_job_that_is_not_there(desk: Desk) -> None:
     assert "is not a date" in desk.type("night", "answers", "--date", "2026-3-1", code=2)
+    desk.at("2026-03-10T01:30")
+    assert "is later than tomorrow" in desk.type("night", "answers", "--date", "2027-03-10", code=2)
+    assert desk.dates == []
     assert "Did you mean answers?" in desk.type("night", "answer", code=2)
     assert "exclude each other" in desk.type("night", "answers", "--date", "2026-03-10", "--if-due", code=2)
 

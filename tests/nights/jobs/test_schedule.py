@@ -187,7 +187,8 @@ def test_a_missed_night_is_made_up_for_or_left_out_as_the_job_says() -> None:
     skipped = look(timing(missed="skip"), late, [])
     assert skipped.state == "missed"
     assert skipped.sentence == (
-        "The night of 2026-01-11 was missed: it was due 2026-01-11 02:30 CET, 11 hours ago. The next one is due 2026-01-12 02:30 CET."
+        "The night of 2026-01-11 was missed: it was due 2026-01-11 02:30 CET, 11 hours ago. To do it all the same: --date 2026-01-11. "
+        "The next one is due 2026-01-12 02:30 CET."
     )
     assert look(timing(missed="skip"), at("2026-01-11 03:29"), []).state == "due"
     assert look(timing(max_delay=timedelta(hours=3)), late, []).state == "missed"

@@ -100,6 +100,16 @@ async def test_another_cause_is_another_event_and_each_channel_hears_it() -> Non
     assert len(there.heard) == 4
 
 
+async def test_two_receivers_on_one_host_are_two() -> None:
+    store = MemoryStore(Objects(instant=START), mode="conditional")
+    async with receiver() as there:
+        both = [Webhook.model_validate({"kind": "webhook", "url": f"{there.url}/{place}"}) for place in ("first", "second")]
+        found = [await told(there, store, *both) for _ in range(2)]
+    assert [[one.told_before for one in each] for each in found] == [[False, False], [True, True]]
+    assert len(there.heard) == 2
+    assert not [key for key, data in store.objects.data.items() if b"/first" in data]
+
+
 async def test_what_did_not_arrive_is_told_by_the_next_command() -> None:
     store = MemoryStore(Objects(instant=START), mode="conditional")
     async with receiver(404, 200) as there:
