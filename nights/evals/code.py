@@ -113,11 +113,14 @@ def take_code(answer: str) -> str:
     return named[-1] if named else blocks[-1][1]
 
 
-def run_program(program: Program, limits: Limits | None = None, *, isolation: Isolation = "full") -> Ran:
-    """Run one program and wait for its end. Raises InfrastructureError where this machine cannot shut it in as asked."""
+def run_program(
+    program: Program, limits: Limits | None = None, *, isolation: Isolation = "full", stop: threading.Event | None = None
+) -> Ran:
+    """Run one program and wait for its end. Raises InfrastructureError where this machine cannot shut it in as asked, Interrupted once
+    `stop` is set."""
     limits = limits or Limits()
     with _folder() as folder:
-        return _Execution(program, limits, isolation, folder).run()
+        return _Execution(program, limits, isolation, folder, stop).run()
 
 
 def run_programs(
@@ -135,9 +138,7 @@ def run_programs(
 
     def one(program: Program) -> Ran:
         nonlocal done
-        if stop is not None and stop.is_set():
-            raise Interrupted("stopped while generated code was run.")
-        ran = run_program(program, limits, isolation=isolation)
+        ran = run_program(program, limits, isolation=isolation, stop=stop)
         with lock:
             done += 1
             if progress is not None:
@@ -183,8 +184,9 @@ def _folder() -> Iterator[str]:
 class _Execution:
     """One program: its process, its pipes and its clock."""
 
-    def __init__(self, program: Program, limits: Limits, isolation: Isolation, folder: str) -> None:
+    def __init__(self, program: Program, limits: Limits, isolation: Isolation, folder: str, stop: threading.Event | None) -> None:
         self._limits = limits
+        self._stop = stop
         self._isolation: Isolation = isolation
         self._folder = folder
         self._word = secrets.token_hex(16).encode()
@@ -292,6 +294,8 @@ class _Execution:
                 return moved
 
             while process.poll() is None:
+                if self._stop is not None and self._stop.is_set():
+                    raise Interrupted("stopped while generated code was run.")
                 turn(TICK_S)
                 over = [handle for handle, data in heard.items() if len(data) > bounds[handle]]
                 if over:

@@ -336,10 +336,21 @@ def test_many_run_beside_each_other_in_order() -> None:
     found = run_programs(programs, SHORT, progress=lambda done, total: seen.append((done, total)))
     assert [one.passed for one in found] == [bool(n % 2) for n in range(12)]
     assert seen == [(n + 1, 12) for n in range(12)]
+
+
+def test_programs_that_run_are_ended_when_they_are_to_stop() -> None:
     stop = threading.Event()
-    stop.set()
+    seen: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append(done)
+        stop.set()
+
+    long = Limits(seconds=300)
+    programs = [Program(SQUARE, TESTS), *[Program("while True:\n    pass\n", "")] * 6]
     with pytest.raises(Interrupted):
-        run_programs(programs, SHORT, stop=stop)
+        run_programs(programs, long, progress=progress, stop=stop)
+    assert seen == [1]
 
 
 def test_it_is_shut_in_for_an_ordinary_user_as_for_root() -> None:

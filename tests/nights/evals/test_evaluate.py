@@ -1,6 +1,7 @@
 # tests/nights/evals: a whole evaluation in one process: real planning, worker code, collecting and verifying over a scripted engine.
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -259,6 +260,36 @@ async def test_generated_code_is_run_and_scored(tmp_path: Path) -> None:
     assert [sample.outcome for sample in samples] == ["ok", "ok", "ok", "cut"]
     assert samples[1].explanation == "failed: AssertionError (tests.py:1)"
     assert samples[2].explanation == "ended: it ended itself (SystemExit) before its tests had passed"
+
+
+@pytest.mark.slow
+async def test_ctrl_c_while_code_runs_ends_it_and_the_answers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running_code = asyncio.Event()
+    loop, true = asyncio.get_running_loop(), module.score
+
+    def score(*arguments: Any) -> Any:
+        loop.call_soon_threadsafe(running_code.set)
+        return true(*arguments)
+
+    monkeypatch.setattr(module, "score", score)
+    rows = [{"id": f"q{n}", "question": f"f{n}"} for n in range(3)]
+    keys: dict[str, Any] = {
+        "scorers": [{"kind": "code", "tests": "pass", "seconds": 600}],
+        "target_column": None,
+        "allow_code_execution": True,
+    }
+    house = NightHouse(says=says({}, "while True: pass"))
+    suite = suite_of(tmp_path, rows, **keys)
+    running = asyncio.ensure_future(result_of(suite, house))
+    await running_code.wait()
+    await asyncio.sleep(0.5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    house.says = says({}, "x = 1")
+    keys["scorers"] = [{"kind": "code", "tests": "pass", "seconds": 1}]
+    assert (await result_of(suite_of(tmp_path, rows, **keys), house)).score == 0
+    assert len(house.asked) == 3, "nothing is asked again"
 
 
 # --- the judge -----------------------------------------------------------------------------------------------------------------------
