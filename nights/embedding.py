@@ -72,6 +72,8 @@ async def embed(tonight: Tonight) -> None:
         night = await apply(space, found, finished, folder, job=job.name, night=tonight.date)
         if finished is not None:
             facts = await facts_of_run(runner.store, finished.plan)
+            if "vllm" in facts:
+                await tonight.note_down(facts={**tonight.record.facts, "vllm": facts["vllm"]})
             await keep_canary(space, found, facts, rows=job.canary.rows, run=finished.plan.run)
         await _done(tonight, night, canary)
 

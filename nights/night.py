@@ -215,7 +215,7 @@ class Tonight:
         await self.note_down(
             runs=(*(run for run in self.record.runs if run != plan.run), plan.run),
             usd_planned=self.record.usd_planned + (plan.estimate.usd.likely if plan.run not in self.record.runs else 0.0),
-            facts={**self.record.facts, **facts_of(plan)},
+            facts={**self.record.facts, **(facts_of(plan) if counted else {})},  # a judge's model is not the night's
         )
         finished = await self.runner.complete(planned, following, self._hear(following.deadline))
         result = finished.result

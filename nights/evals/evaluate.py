@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ FORMAT: Final = 1
 OUTCOMES: Final[tuple[SampleOutcome, ...]] = ("ok", "failed", "cut", "unparsed")
 Complete = Callable[[PlannedRun, str], Awaitable[Finished]]
 """Brings a planned run to its end, its output in this file."""
+_ERROR: Final = re.compile(r"([A-Za-z_][\w.]*): .*?(, line \d+)?", re.DOTALL)
+"""An error as scorers tell it: its kind, what it says, and its line."""
 
 
 class Unfinished(NightbatchError):
@@ -50,6 +53,22 @@ class Unfinished(NightbatchError):
         super().__init__(finished.sentence, where=finished.plan.run)
         self.finished = finished
         self.exit_code = finished.exit_code  # type: ignore[misc]
+
+
+class ScorerFailed(UsageError):
+    """A scorer failed on every answer. The message says of which kind the first error was and in which line; `first` says all of it, which
+    may quote an answer: it is for whoever looks on, and not for what is kept or told to others."""
+
+    def __init__(self, scorer: str, answers: int, first: str) -> None:
+        found = _ERROR.fullmatch(first)
+        kind = f", first with {found[1]}{found[2] or ''}" if found is not None else ""
+        super().__init__(
+            f"failed on all {answers:,} answers{kind}.",
+            where=f"scorer {scorer}",
+            fix="Nothing is kept. Mend the scorer; the answers are there, and are not paid for again.",
+        )
+        self.scorer = scorer
+        self.first = first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +204,11 @@ async def evaluate(suite: Suite, runner: Runner, asked: Asked, *, complete: Comp
         if suite.keys.judge is not None:
             judged = await _judge(prepared, suite.keys.judge, runner, asked, bring, folder, answers, verdicts)
             runs += [judged] if judged is not None else []
-        marks = await _score(prepared.scorers, prepared.questions, answers)
+        try:
+            marks = await _score(prepared.scorers, prepared.questions, answers)
+        except ScorerFailed as error:
+            runner.note(f"scorer {error.scorer}, on the first answer: {error.first}")
+            raise
         result = assemble(prepared, answers, marks, verdicts, planned.plan, asked, ident, runs)
         return await _keep(results, result, runs)
 
@@ -341,17 +364,13 @@ async def _score(scorers: Sequence[Scorer], questions: Questions, answers: Mappi
 
 
 def score(scorers: Sequence[Scorer], questions: Questions, answers: Mapping[str, Answer]) -> dict[str, Marks]:
-    """Metric -> marks. Raises UsageError for a scorer that failed on every answer: its 0 would measure nothing."""
+    """Metric -> marks. Raises ScorerFailed for a scorer that failed on every answer: its 0 would measure nothing."""
     places = [(one, draw, text) for one in questions.all for draw, text in enumerate(_texts(answers[one.id])) if text is not None]
     found: dict[str, Marks] = {}
     for scorer in scorers:
         marks = scorer.marks([(one.item, text) for one, _, text in places])
         if marks and all(mark.error for mark in marks):
-            raise UsageError(
-                f"failed on all {len(marks):,} answers, first with: {marks[0].explanation}.",
-                where=f"scorer {scorer.name}",
-                fix="Nothing is kept. Mend the scorer; the answers are there, and are not paid for again.",
-            )
+            raise ScorerFailed(scorer.name, len(marks), marks[0].explanation or "")
         found[scorer.name] = {(one.index, draw): mark for (one, draw, _), mark in zip(places, marks, strict=True)}
     return found
 

@@ -158,6 +158,14 @@ async def test_a_row_that_failed_has_no_vector_and_is_tried_again_the_next_night
     await nights.is_whole()
 
 
+async def test_another_vllm_than_on_the_last_night_is_said(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, canary={"rows": 0})
+    await nights.night()
+    nights.house.vllm = "0.26.0"
+    nights.texts["r001"] = "changed"
+    assert "vllm: 0.25.1 -> 0.26.0" in (await nights.night(SECOND)).changed
+
+
 async def test_rows_that_failed_are_told_also_when_the_process_died_before_its_record(tmp_path: Path) -> None:
     nights = Nights(tmp_path, canary={"rows": 0})
     nights.house.embeds = lambda text: RowError(code="too_long", message="no") if text == "text 3" else vector_of(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contract.rows import RowError
@@ -131,6 +132,18 @@ async def test_a_suite_that_lost_questions_is_asked_about(tmp_path: Path) -> Non
     record = await nights.night(SECOND)
     assert record.state == "asking"
     assert "5 rows, 50.0 % fewer than the 10" in record.sentence
+
+
+async def test_what_a_scorer_quotes_of_answers_is_told_to_who_looks_on_and_to_nobody_else(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    (tmp_path / "suites" / "mine.py").write_text("def score(answer, target, record):\n    raise ValueError(answer)\n")
+    (tmp_path / "suites" / "sums.yaml").write_text(SUITE.replace("kind: exact", "{kind: function, function: mine.py:score}"))
+    nights.house.says = lambda text: "a secret of row content"
+    record = await nights.night()
+    assert (record.state, record.exit_code) == ("failed", 2)
+    assert "failed on all 10 answers, first with ValueError, line 2" in record.sentence
+    assert "secret of row" not in msgspec.json.encode(record).decode()
+    assert "scorer function, on the first answer: ValueError: a secret of row content, line 2" in nights.house.notes
 
 
 async def test_a_preview_of_a_suite_that_lost_questions_says_that_it_would_ask(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ async def test_a_scorer_that_fails_on_some_answers_says_so_and_on_all_is_an_erro
     assert header.details["scorer_errors"]["function"]["first"] == "AttributeError: 'str' object has no attribute 'missing', line 2"
     house = NightHouse(says=says({}, "1"))
     with pytest.raises(
-        UsageError, match=r"scorer function: failed on all 3 answers, first with: AttributeError.*line 2.*not paid for again"
+        UsageError, match=r"scorer function: failed on all 3 answers, first with AttributeError, line 2.*not paid for again"
     ):
         await result_of(suite_of(tmp_path, sums(3), **keys), house)
     assert (await Results(house.store).suites()) == {}, "nothing is kept"
