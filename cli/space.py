@@ -18,6 +18,7 @@ from cli.policy import guarded, session
 
 if TYPE_CHECKING:
     from cli.work import Where
+    from nights.spaces.canary import CanaryFile
     from nights.spaces.overview import Overview
     from nights.spaces.table import Home
 
@@ -47,6 +48,7 @@ class With(StrEnum):
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name.", show_default=False)]
 OlderThan = Annotated[str, typer.Option("--older-than", metavar="TIME", help="What is older goes, as 30d or 12h.")]
 WithOption = Annotated[With, typer.Option("--with", help="The program that reads it.", show_default=False)]
+Renew = Annotated[bool, typer.Option("--renew", help="Forget them.")]
 Version = Annotated[int | None, typer.Option("--version", metavar="N", help="A version; the latest unless said.", show_default=False)]
 
 
@@ -149,6 +151,38 @@ def query(
         return 0
     say(f"# {needs}; keys: NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY")
     print(session.clean(text), end="")
+    return 0
+
+
+@app.command("canary", short_help="The rows that are embedded again each night; keep new ones.")
+@guarded
+def canary(name: Name, renew: Renew = False, stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
+    """Say which rows are kept as canaries and what their vectors were made with. After a change that is meant, `--renew` forgets them, and
+    the next night that computes something keeps new vectors."""
+    from cli.work import Where
+
+    async def main(home: Home) -> CanaryFile | None:
+        from nights.spaces.canary import forget_canary, read_canary
+        from nights.spaces.table import find_space
+
+        space = await find_space(home, name)
+        kept = await read_canary(space)
+        if renew and kept is not None:
+            await forget_canary(space)
+        return kept
+
+    kept = _with_home(Where(stack, facts), main)
+    if session.json_output:
+        found = None if kept is None else {"rows": [row.id for row in kept.rows], "at": kept.at.isoformat(), "facts": kept.facts}
+        emit({"space": name, "canary": found, "forgotten": renew and kept is not None})
+    elif kept is None:
+        print(session.clean(f"{name}: no canary is kept; the next night that computes something keeps one"))
+    else:
+        made = ", ".join(f"{key} {value}" for key, value in kept.facts.items()) or "nothing is known of how"
+        print(
+            session.clean(f"{name}: {len(kept.rows)} rows, kept {kept.at:%Y-%m-%d %H:%M} UTC ({made}){'; forgotten now' if renew else ''}")
+        )
+        print(session.clean("".join(f"  {row.id}\n" for row in kept.rows)), end="")
     return 0
 
 

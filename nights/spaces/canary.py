@@ -81,15 +81,17 @@ async def read_canary(space: Space) -> CanaryFile | None:
 
 
 async def keep_canary(space: Space, difference: Difference, facts: Mapping[str, str], *, rows: int = ROWS, run: str | None = None) -> int:
-    """After `apply`: choose the rows if the space has none, with the vectors that stand in its table; how many it keeps now.
+    """After `apply`: choose rows of tonight's run if the space keeps none, with the vectors that stand in its table; how many it keeps now.
+    Where the run had less than half as many rows, and the table more, a later night chooses: one row would tell little.
 
-    They stay the same for the life of the space, also where their rows leave the dataset. `keep_canary(replace)` is `space canary --renew`.
+    They stay the same for the life of the space, also where their rows leave the dataset, until `forget_canary`.
     """
     standing = await read_canary(space)
     if standing is not None or rows == 0:
         return len(standing.rows) if standing is not None else 0
     made = await asyncio.to_thread(_choose, space, difference, rows)
-    if not made:
+    there = difference.unchanged + difference.to_compute
+    if not made or len(made) < min(rows, there) / 2:
         return 0
     dimensions = len(base64.b64decode(made[0].vector)) // 4
     file = CanaryFile(

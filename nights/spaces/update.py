@@ -63,7 +63,8 @@ def id_digest(custom_id: str) -> bytes:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row that may be kept as a canary: those with the least digests, so that every client would choose the same."""
+    """A row that may be kept as a canary: of those that are computed tonight the ones with the least digests, so that every client would
+    choose the same, and all of them are made with the same things."""
 
     mark: bytes
     id: str
@@ -231,12 +232,13 @@ class _Scan:
             self._ids.append(ids[new].copy())
             self._prints.append(np.frombuffer(b"".join(prints[n] for n in new.tolist()), dtype=np.uint8).reshape(-1, 32))
             self._kinds.append(np.where(there[new], _CHANGED, _ADDED).astype(np.uint8))
-        self._remember(rows, digests, prints, ids)
+            self._remember(new.tolist(), rows, digests, prints)
         self.rows += len(rows)
 
-    def _remember(self, rows: Sequence[tuple[str, bytes]], digests: Sequence[bytes], prints: Sequence[bytes], ids: Half) -> None:
+    def _remember(self, new: Sequence[int], rows: Sequence[tuple[str, bytes]], digests: Sequence[bytes], prints: Sequence[bytes]) -> None:
         most = -self._heap[0][0] if len(self._heap) >= CANDIDATES else None
-        for number, digest in enumerate(digests):
+        for number in new:
+            digest = digests[number]
             order = int.from_bytes(digest)
             if (most is not None and order >= most) or len(rows[number][1]) > LONGEST_CANDIDATE:
                 continue

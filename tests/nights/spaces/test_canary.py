@@ -142,17 +142,27 @@ async def test_a_canary_that_was_stopped_is_no_verdict(world: SpaceHouse) -> Non
         await check(world, "2026-03-02")
 
 
-async def test_a_space_without_kept_rows_gets_them_from_a_later_night(world: SpaceHouse) -> None:
-    kept = await first_night(world)
+async def test_forgotten_rows_are_replaced_by_rows_of_a_later_run(world: SpaceHouse) -> None:
+    """Their vectors are of the run whose facts are kept: those of other rows in the table may be made with something else."""
+    await first_night(world)
     space = await world.space()
     await forget_canary(space)
     assert await read_canary(space) is None
-    with scratch_folder() as folder:
-        found = await world.difference({**TEXTS, "new": "row"}, folder)
-        await keep_canary(space, found, {}, rows=5)
+    world.house.vllm = "0.26.0"
+    few = {**TEXTS, "new": "row"}
+    many = {**few, **{f"n{number}": f"later {number}" for number in range(20)}}
+    for texts, night, kept in ((few, "2026-03-02", 0), (many, "2026-03-03", 5)):
+        with scratch_folder() as folder:
+            found = await world.difference(texts, folder)
+            finished = await world.compute(found, folder)
+            assert finished is not None
+            await apply(found.space, found, finished, folder, job="reviews", night=night)
+            assert await keep_canary(space, found, await facts_of_run(world.home.store, finished.plan), rows=5) == kept
     again = await read_canary(space)
     assert again is not None
-    assert [row.id for row in again.rows if row.id != "new"] == [row.id for row in kept.rows][: len(again.rows)]
+    assert all(row.id.startswith("n") and row.id != "new" for row in again.rows)
+    assert again.facts["vllm"] == "0.26.0"
+    assert (await check(world, "2026-03-04")).passed
 
 
 def test_a_vector_that_is_no_number_or_zero_is_judged_and_breaks_nothing() -> None:

@@ -18,6 +18,7 @@ from contract.store import S3Store
 from emulator.s3 import KeyPair, SeaweedS3
 from nights.spaces.canary import keep_canary
 from nights.spaces.table import home_of
+from nights.spaces.update import apply
 from pipelines.scratch import scratch_folder
 from tests.nights.spaces.space_kit import SpaceHouse
 from tests.pipelines.planning import EMBED
@@ -28,14 +29,14 @@ TEXTS = {f"r{n}": f"text number {n}" for n in range(20)}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A stack with a space of two nights; what a command needs in its environment."""
+    """A stack with a space of three nights; what a command needs in its environment."""
     folder = tmp_path_factory.mktemp("stack")
     (folder / "s3").mkdir()
     client, worker = (KeyPair(secrets.token_hex(8), secrets.token_hex(16)) for _ in range(2))
     server = SeaweedS3(folder / "s3", "stack", client, worker)
     with asyncio.Runner() as loop:
         loop.run(server.start())
-        loop.run(_two_nights(folder, server))
+        loop.run(_three_nights(folder, server))
         facts = StackFacts(
             stack="dev", store=StoreFacts(bucket="stack", endpoint_url=server.endpoint_url, prefix="team"), endpoints=(EMBED,)
         )
@@ -50,13 +51,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         loop.run(server.stop())
 
 
-async def _two_nights(folder: Path, server: SeaweedS3) -> None:
+async def _three_nights(folder: Path, server: SeaweedS3) -> None:
     store = S3Store(server.client_config)
     world = SpaceHouse(folder, home_=home_of(store, "team", server.client_config))
     await world.night(TEXTS)
     await world.night({**TEXTS, "r3": "another text"})
+    later = {**TEXTS, "r3": "another text", "a": "1", "b": "2", "c": "3"}
     with scratch_folder() as scratch:
-        found = await world.difference({**TEXTS, "r3": "another text"}, scratch)
+        found = await world.difference(later, scratch)
+        finished = await world.compute(found, scratch)
+        await apply(found.space, found, finished, scratch, job="reviews", night="2026-03-03")
         await keep_canary(found.space, found, {"vllm": "0.25.1"}, rows=3)
     await store.close()
 
@@ -70,10 +74,10 @@ def run(stack: dict[str, str], *words: str, code: int = 0) -> Any:
 
 def test_list_tells_what_there_is(stack: dict[str, str]) -> None:
     said = run(stack, "list")
-    assert said.startswith("reviews: version 2 of ")
-    assert "20 rows x 8" in said
+    assert said.startswith("reviews: version 3 of ")
+    assert "23 rows x 8" in said
     [one] = run(stack, "list", "--json")["spaces"]
-    assert (one["space"], one["version"], one["rows"], one["dimensions"], one["nights"]) == ("reviews", 2, 20, 8, 2)
+    assert (one["space"], one["version"], one["rows"], one["dimensions"], one["nights"]) == ("reviews", 3, 23, 8, 3)
     assert one["usd_estimated"] > 0
 
 
@@ -84,7 +88,7 @@ def test_show_tells_each_night(stack: dict[str, str]) -> None:
     assert "canary: 3 rows" in said
     found = run(stack, "show", "reviews", "--json")
     assert found["parameters"]["model"] == "minilm"
-    assert [one["table_version"] for one in found["deltas"]] == [1, 2]
+    assert [one["table_version"] for one in found["deltas"]] == [1, 2, 3]
     assert found["canary"]["facts"] == {"vllm": "0.25.1"}
 
 
@@ -107,11 +111,19 @@ def test_a_name_or_a_version_that_is_not_there_is_said(stack: dict[str, str]) ->
     assert "nightbatch space show reviews" in found.output
 
 
+def test_canaries_are_told_and_forgotten_when_that_is_asked(stack: dict[str, str]) -> None:
+    rows = run(stack, "canary", "reviews", "--json")["canary"]["rows"]
+    assert len(rows) == 3
+    assert rows[0] in run(stack, "canary", "reviews")
+    assert run(stack, "canary", "reviews", "--renew", "--json")["forgotten"] is True
+    assert "no canary is kept" in run(stack, "canary", "reviews")
+
+
 def test_compact_and_prune_keep_the_latest_version(stack: dict[str, str]) -> None:
     done = run(stack, "compact", "reviews", "--json")
-    assert (done["files_before"], done["files"]) == (2, 1)
+    assert (done["files_before"], done["files"]) == (3, 1)
     assert "nothing to do" in run(stack, "compact", "reviews")
     assert run(stack, "prune", "reviews", "--older-than", "1d", "--json")["versions"] == 0
     gone = run(stack, "prune", "reviews", "--older-than", "1s", "--json")
     assert gone["versions"] >= 2
-    assert run(stack, "list", "--json")["spaces"][0]["rows"] == 20
+    assert run(stack, "list", "--json")["spaces"][0]["rows"] == 23
