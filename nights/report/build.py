@@ -49,6 +49,7 @@ from nights.report.model import (
     Spread,
     Timeline,
     Tone,
+    last_good,
 )
 from nights.report.spans import Span, fill, joined, length, quantile, shares, step, waits
 from nights.report.text import counted, duration, instant, measure, percent, shortened, signed, usd
@@ -589,7 +590,7 @@ def night_report(
     gaps: Sequence[str] = (),
 ) -> NightReport:
     """The page of a night. `before`: earlier nights of the job, oldest first."""
-    last = before[-1] if before else None
+    last = last_good(before)
     return NightReport(
         made_at=now,
         record=record,

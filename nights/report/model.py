@@ -7,6 +7,7 @@ thousandths of its width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
@@ -234,6 +235,11 @@ class Change:
     difference: str
 
 
+def last_good(before: Sequence[NightRecord]) -> NightRecord | None:
+    """Of earlier nights, oldest first."""
+    return next((one for one in reversed(before) if one.state == "done"), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NightReport:
     """All that the page of a night says. `before`: earlier nights, oldest first; `runs`: those of this night that could be read."""
@@ -246,12 +252,13 @@ class NightReport:
     runs: tuple[RunReport, ...] = ()
     changes: tuple[Change, ...] = ()
     reasons: tuple[str, ...] = ()
-    """What was made otherwise than last night: image, model, dataset …"""
+    """What was made otherwise than on the last good night: image, model, dataset …"""
     gaps: tuple[str, ...] = ()
 
     @property
     def last(self) -> NightRecord | None:
-        return self.before[-1] if self.before else None
+        """The last good night, which this one is compared with: one that failed has no numbers to stand beside."""
+        return last_good(self.before)
 
     @property
     def series(self) -> tuple[NightRecord, ...]:

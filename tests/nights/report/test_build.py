@@ -362,6 +362,15 @@ def test_what_changed_since_last_night_is_beside_it() -> None:
     assert report.reasons == differences(before.facts, now.facts) == ("image: worker:1 -> worker:2",)
 
 
+def test_a_night_is_compared_with_the_last_good_one() -> None:
+    good = night("2026-11-26", rows=400_000)
+    lost = night("2026-11-27", state="failed", exit_code=3, rows=0, facts={})
+    report = night_report(night("2026-11-28"), now=good.began, before=[good, lost])
+    assert report.last == good
+    assert next(one for one in report.changes if one.name == "Rows of the dataset").before == "400,000"
+    assert night_report(night("2026-11-28"), now=good.began, before=[lost]).last is None
+
+
 def test_a_score_is_compared_only_with_its_own_metric() -> None:
     before, now = night(evaluation=evaluation(0.4), kind="eval"), night(evaluation=evaluation(0.45), kind="eval")
     assert "+0.0500" in [one.difference for one in changes(before, now)]
