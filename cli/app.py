@@ -285,6 +285,24 @@ def runs(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = Fal
     return work.runs(work.Where(stack, facts))
 
 
+@app.command("logs", short_help="What the workers and the client said of a run.")
+@guarded
+def logs(
+    run: o.Run,
+    shard: o.ShardOfLogs = None,
+    row_id: o.RowOfLogs = None,
+    errors: o.ErrorsOfLogs = False,
+    stack: o.StackOfRun = None,
+    facts: o.Facts = None,
+    json_output: o.Json = False,
+) -> int:
+    """Tell from storage, in order of time, what was sent, begun, ended, committed and told to stop; of one shard or row, if asked."""
+    from cli import logs as said
+    from cli.work import Where
+
+    return said.logs(Where(stack, facts), run, shard=shard, row_id=row_id, errors=errors)
+
+
 @app.command("night", short_help="Do a job's night: only once, and go on where it stopped.")
 @guarded
 def night(

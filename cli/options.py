@@ -244,3 +244,10 @@ JobsFolder = Annotated[Path, typer.Option("--jobs", metavar="FOLDER", envvar="NI
 StackOfJob = Annotated[
     str | None, typer.Option("--stack", metavar="NAME", help="Another stack than the job's own, for a trial.", show_default=False)
 ]
+ShardOfLogs = Annotated[
+    str | None, typer.Option("--shard", metavar="SHARD", help="Only this shard and its children, such as 00042.", show_default=False)
+]
+RowOfLogs = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="Only the row with this id, and the shards that held it.", show_default=False)
+]
+ErrorsOfLogs = Annotated[bool, typer.Option("--errors", help="Only what went wrong, and each failed row by itself.")]

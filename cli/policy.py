@@ -38,7 +38,7 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069
 
 COMMAND = re.compile(
     r"(?<![\w./-])nightbatch "
-    r"(?=(?:run|plan|submit|resume|status|collect|verify|cancel|runs|doctor|stop|start|local|image|preview|drift|report|eval)\b)"
+    r"(?=(?:run|plan|submit|resume|status|collect|verify|cancel|runs|logs|doctor|stop|start|local|image|preview|drift|report|eval)\b)"
 )
 
 

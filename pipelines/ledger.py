@@ -73,6 +73,19 @@ class LedgerAttempt:
     sent_at: datetime
 
 
+@dataclass(frozen=True)
+class LedgerNote:
+    """One thing that this machine saw of an attempt: its last state, or (`state` None) its webhook, which came `times`."""
+
+    at: datetime
+    shard: str
+    attempt: int
+    state: str | None = None
+    cause: str | None = None
+    job_id: str | None = None
+    times: int = 0
+
+
 class Ledger:
     """Open with `Ledger.open()`; every method is one short transaction. Raises InfrastructureError where the file cannot be used."""
 
@@ -203,6 +216,15 @@ class Ledger:
     def webhooks_of(self, uri: str) -> int:
         """How many different webhooks of a run came."""
         return int(self._read("SELECT count(*) FROM webhooks WHERE uri = ?", (uri,))[0][0])
+
+    def notes_of(self, uri: str) -> tuple[LedgerNote, ...]:
+        """What this machine saw of a run's attempts, and when."""
+        attempts = self._read("SELECT changed_at, shard, attempt, state, cause, job_id FROM attempts WHERE uri = ?", (uri,))
+        webhooks = self._read("SELECT first_at, shard, attempt, times FROM webhooks WHERE uri = ?", (uri,))
+        return (
+            *(LedgerNote(datetime.fromisoformat(row[0]), *row[1:]) for row in attempts),
+            *(LedgerNote(datetime.fromisoformat(row[0]), row[1], row[2], times=row[3]) for row in webhooks),
+        )
 
     def _write(self, statement: str, rows: list[tuple[object, ...]]) -> None:
         if not rows:
