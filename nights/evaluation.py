@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from contract.errors import UsageError
+from contract.keys import RunUri
 from nights.evals.baseline import Baselines
 from nights.evals.evaluate import Asked, evaluate, prepare, preview
 from nights.evals.gate import Gate, judge, night_of
@@ -13,6 +14,7 @@ from nights.evals.samples import EvalResult
 from nights.evals.suite import Suite, load_suite
 from nights.night import Tonight, ask, check_rows, finish_well
 from pipelines.plan import PlannedRun
+from pipelines.summary import read_summary
 from pipelines.work import Finished
 
 
@@ -45,6 +47,10 @@ async def evaluate_suite(tonight: Tonight) -> None:
 
     done = await evaluate(suite, runner, asked_of(tonight), complete=complete)
     header = done.result.header
+    if first and header.run:  # the process that scored it died before its record said so
+        kept = await read_summary(runner.store, RunUri.parse(header.run).keys)
+        if kept is not None:
+            await tonight.note_down(sent=kept.rows, ok=kept.ok, failed=kept.failed)
     made_with = {name: value for name, value in header.made_with.items() if value}
     await tonight.note_down(
         facts={**tonight.record.facts, **made_with, "suite": header.suite_digest[:16], "dataset": header.dataset_digest[:16]},

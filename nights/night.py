@@ -197,7 +197,9 @@ class Tonight:
         """
         plan = planned.plan
         brought = self.record.brought
-        if planned.existing and plan.run not in self.record.runs:  # another night's, which paid for what it computed
+        # Another night's, which paid for what it computed. One that was planned since this night began is of another process that does this
+        # very night as well, or of a call of it whose record was lost.
+        if planned.existing and plan.run not in self.record.runs and plan.created_at <= self.record.began:
             earlier = await read_summary(self.runner.store, planned.uri.keys)
             if earlier is not None:
                 rows = earlier.rows if earlier.state == "complete" else earlier.ok + earlier.failed
@@ -486,7 +488,8 @@ async def tell_now(tonight: Tonight) -> None:
         for run in record.runs[-1:]:
             kept = await read_summary(runner.store, RunUri.parse(run).keys)
             failures = [Failures(one.code, one.rows, one.example) for one in kept.failures] if kept is not None else []
-    found = await tell(record, job.notify, tonight.records.store, prefix=tonight.records.prefix, environ=tonight.call.environ, failures=failures)
+    kept_in = tonight.records
+    found = await tell(record, job.notify, kept_in.store, prefix=kept_in.prefix, environ=tonight.call.environ, failures=failures)
     notices = [one.notice for one in found if one.notice is not None and one.notice not in record.notices]
     for notice in notices:
         runner.note(notice)

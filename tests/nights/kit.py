@@ -93,7 +93,7 @@ class InProcessJobs:
         self.house.jobs_run.append(name)
         with tempfile.TemporaryDirectory() as folder:
             identity = Identity(worker_id="worker-1", image=self.house.image, versions={"vllm": self.house.vllm})
-            world = World(self.house.store, self.engine, Monotonic(), Path(folder), identity)
+            world = World(self.house.worker_store, self.engine, Monotonic(), Path(folder), identity)
             summary = await execute(request.input, name, world, Stop())
         self.done[name] = JobStatus("COMPLETED", outcome=summary.outcome, worker_id="worker-1")
         return name
@@ -133,6 +133,11 @@ class NightHouse:
 
     @property
     def store(self) -> MemoryStore:
+        return MemoryStore(self.objects, mode="last-writer", dialect=self.mode)
+
+    @property
+    def worker_store(self) -> MemoryStore:
+        """The bucket as workers see it: what goes wrong on a client's way to it is not theirs."""
         return MemoryStore(self.objects, mode="last-writer", dialect=self.mode)
 
     def bucket(self, name: str) -> MemoryStore:
