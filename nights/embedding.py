@@ -23,6 +23,7 @@ from nights.spaces.table import Home, Space, home_of_runner, open_space, peek_sp
 from nights.spaces.update import Difference, applied, apply, difference
 from pipelines.dataset import find_files, open_reader
 from pipelines.dataset.reader import Reader
+from pipelines.dataset.streams import Source
 from pipelines.plan import PlanRequest
 from pipelines.scratch import scratch_folder
 from pipelines.work import Finished
@@ -80,7 +81,8 @@ async def embed(tonight: Tonight) -> None:
 
 async def _reader(tonight: Tonight, dataset: tuple[str, ...]) -> Reader:
     files = await find_files(dataset, tonight.runner.bucket)
-    return await asyncio.to_thread(lambda: open_reader(files, "embed", tonight.rows(), ()))
+    source = Source(asyncio.get_running_loop())
+    return await asyncio.to_thread(lambda: open_reader(files, "embed", tonight.rows(), (), source))
 
 
 def _known(tonight: Tonight) -> dict[str, str]:

@@ -20,6 +20,7 @@ from contract.models import RowOptions, TaskKind
 from nights.runner import Runner
 from pipelines.dataset import find_files, open_reader
 from pipelines.dataset.reader import Reader
+from pipelines.dataset.streams import Source
 
 LOOKED_AT: Final = 1000
 """Records of a JSON dataset."""
@@ -47,9 +48,10 @@ class Doubt:
 async def look(runner: Runner, dataset: Sequence[str], task: TaskKind, rows: RowOptions) -> Look:
     """Which files there are, and the columns of their beginning. Raises DatasetError where planning would, and as it would."""
     files = await find_files(dataset, runner.bucket)
+    source = Source(asyncio.get_running_loop())
 
     def columns() -> Mapping[str, str] | None:
-        reader = open_reader(files, task, rows, ())
+        reader = open_reader(files, task, rows, (), source)
         return None if reader.batch else columns_of(reader)
 
     return Look(len(files), sum(file.size for file in files), await asyncio.to_thread(columns))

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappush, heappushpop
 from pathlib import Path
 from typing import Any, Final, cast
@@ -39,6 +40,7 @@ from nights.spaces.delta import DeltaManifest, DeltaWriter, described
 from nights.spaces.fingerprint import fingerprints
 from nights.spaces.table import OWN, Half, Moved, Space, find, halves
 from pipelines.dataset import Reader, RowProblem
+from pipelines.dataset.streams import Source
 from pipelines.outputs import is_s3, s3_key
 from pipelines.work import Finished
 
@@ -124,7 +126,17 @@ async def difference(space: Space, reader: Reader, folder: Path, *, limit: int |
             where=f"space {space.name}",
             fix="Say which column has them (id_column), or use OpenAI batch lines with a custom_id.",
         )
-    return await asyncio.to_thread(_difference, space, reader, folder, limit)
+    stop = threading.Event()
+    reader = replace(reader, source=Source(asyncio.get_running_loop(), stop))
+    reading = asyncio.get_running_loop().run_in_executor(None, _difference, space, reader, folder, limit)
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:  # whoever waits for Ctrl-C does not wait for a million rows
+        stop.set()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.exception()
+        raise
 
 
 def _difference(space: Space, reader: Reader, folder: Path, limit: int | None) -> Difference:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +16,8 @@ from nights.spaces.delta import deltas
 from nights.spaces.fingerprint import OtherParameters, Parameters
 from nights.spaces.table import Moved, compact, prune
 from nights.spaces.update import applied, apply, difference
+from pipelines.dataset import find_files, open_reader
+from pipelines.dataset.streams import Source
 from pipelines.scratch import scratch_folder
 from tests.nights.kit import vector_of
 from tests.nights.spaces.space_kit import PARAMETERS, SpaceHouse, expected, near
@@ -332,6 +335,48 @@ async def test_old_versions_are_pruned_and_the_latest_stays(world: SpaceHouse) -
     assert near(world.content(), expected({**TEXTS, "x": "2"}))
     with pytest.raises(UsageError, match="there is no version 1"):
         world.content(1)
+
+
+async def test_a_dataset_in_s3_is_read_where_it_is(world: SpaceHouse) -> None:
+    await world.night(TEXTS)
+    store = world.house.store
+    await store.put("data/today.jsonl", world.write({**TEXTS, "x": "y"}).read_bytes())
+    files = await find_files([f"s3://{store.bucket}/data/"], world.house.bucket)
+    source = Source(asyncio.get_running_loop())
+    rows = RowOptions(column="text", id_column="id")
+    reader = await asyncio.to_thread(open_reader, files, "embed", rows, (), source)
+    with scratch_folder() as folder:
+        found = await difference(await world.space(), reader, folder)
+    assert (found.added, found.unchanged) == (1, 40)
+
+
+async def test_an_interrupted_night_does_not_read_to_the_end(world: SpaceHouse) -> None:
+    store = world.house.store
+    await store.put("data/today.jsonl", world.write({f"r{n}": "text " * 200 for n in range(20_000)}).read_bytes())
+    files = await find_files([f"s3://{store.bucket}/data/"], world.house.bucket)
+    chunks, begun = 0, asyncio.Event()
+    real = store.read
+
+    async def slow(key: str, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+        nonlocal chunks
+        async for chunk in real(key, start, stop):
+            for at in range(0, len(chunk), 1 << 16):
+                chunks += 1
+                if chunks > 20:
+                    begun.set()
+                await asyncio.sleep(0.01)
+                yield chunk[at : at + (1 << 16)]
+
+    object.__setattr__(files[0].store, "read", slow)
+    source = Source(asyncio.get_running_loop())
+    reader = await asyncio.to_thread(open_reader, files, "embed", RowOptions(column="text", id_column="id"), (), source)
+    with scratch_folder() as folder:
+        reading = asyncio.create_task(difference(await world.space(), reader, folder))
+        await begun.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert chunks < 100
 
 
 async def test_ids_may_hold_anything(world: SpaceHouse) -> None:
