@@ -581,5 +581,11 @@ def _notifiers(given: Mapping[str, Any]) -> Iterator[Problem]:
         if one.get("kind") == "email":
             if one.get("password_env") is not None and one.get("username_env") is None:
                 yield Problem(("notify", index, "password_env"), "needs `username_env`, too")
+            to = one.get("to")
+            if to in ([], ()):
+                yield Problem(("notify", index, "to"), "names nobody; write at least one address")
+            for key, texts in (("from", (one.get("from"),)), ("to", to if isinstance(to, list | tuple) else (to,))):
+                if any(isinstance(text, str) and not text.isprintable() for text in texts):
+                    yield Problem(("notify", index, key), "holds a line break or another character that no mail address may have")
             if one.get("password_env") is not None and one.get("security") == "none":
                 yield Problem(("notify", index, "security"), "cannot be none where a password is sent; use starttls or tls")

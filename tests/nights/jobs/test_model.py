@@ -67,6 +67,9 @@ def test_the_least_that_a_job_says() -> None:
         (EVAL, {"gate": {}}, "gate: judges nothing; set `min_score`, `max_regression` or `max_failed_percent`"),
         (EVAL, {"gate": {"max_regression": 0.1}}, "gate.max_regression: needs a `baseline` to be worse than"),
         (EVAL, {"notify": [{"kind": "webhook"}]}, "notify.0: a webhook needs either `url` or `url_env`"),
+        (EVAL, {"notify": [{"kind": "email", "host": "h", "from": "a@b.c", "to": []}]}, "notify.0.to: names nobody"),
+        (EVAL, {"notify": [{"kind": "email", "host": "h", "from": "a@b.c", "to": "x@y.z\nBcc: o@p.q"}]}, "notify.0.to: holds a line break"),
+        (EVAL, {"notify": [{"kind": "email", "host": "h", "from": "a\n@b.c", "to": "x@y.z"}]}, "notify.0.from: holds a line break"),
         (EVAL, {"notify": [{"kind": "webhook", "url": "http://h", "url_env": "U"}]}, "notify.0: a webhook needs either"),
         (EVAL, {"notify": [{"kind": "email", "host": "h", "from": "a@b", "to": "c@d", "password_env": "P"}]}, "needs `username_env`, too"),
         (
