@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness import RESULTS, CannotMeasure, Line, Options, Result, Sample, keep, machine, say, table
 
-NAMES = ("startup", "planning", "collecting", "submit", "embed", "generate", "one_row_jobs", "infrastructure", "evals", "report")
+NAMES = ("startup", "planning", "collecting", "submit", "embed", "generate", "one_row_jobs", "infrastructure", "evals", "report", "spaces")
 
 
 def main(arguments: list[str] | None = None) -> int:
