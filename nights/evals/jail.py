@@ -49,6 +49,8 @@ ALONE: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 """Besides, where no namespace keeps the program from the other processes of this user."""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), (435, 435), 0x10000
+NAMESPACES = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | 0x2000000
+"""With what `clone` would do what `unshare` may not. `clone3` says that it is not there, as on an old kernel: no filter sees its flags."""
 
 
 class NoIsolation(Exception):
@@ -184,9 +186,11 @@ def filter_calls(*, alone: bool) -> None:
     for number in refused:
         if number is not None:
             code += [line(equal, 0, 1, number), line(end, 0, 0, refuse)]
+    code += [line(equal, 0, 1, CLONE3[column]), line(end, 0, 0, 0x00050000 | ENOSYS)]
+    flags = [line(load, 0, 0, 16), line(any_bit, 0, 1, NAMESPACES), line(end, 0, 0, refuse)]
     if alone:
-        code += [line(equal, 0, 1, CLONE3[column]), line(end, 0, 0, 0x00050000 | ENOSYS)]  # whose flags no filter can see
-        code += [line(equal, 0, 3, CLONE[column]), line(load, 0, 0, 16), line(any_bit, 1, 0, CLONE_THREAD), line(end, 0, 0, refuse)]
+        flags += [line(any_bit, 1, 0, CLONE_THREAD), line(end, 0, 0, refuse)]
+    code += [line(equal, 0, len(flags), CLONE[column]), *flags]
     code.append(line(end, 0, 0, allow))
     blob = b"".join(code)
     held = ctypes.create_string_buffer(blob, len(blob))
