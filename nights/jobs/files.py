@@ -129,11 +129,24 @@ def _between(document: Document) -> list[Mistake]:
     """What keys need of each other, of those that are well-formed."""
     wrong = {re.split(r"[.\[]", mistake.key)[0] for mistake in document.mistakes}
     given: dict[str, Any] = {key: value for key, value in document.data.items() if key not in wrong and key in JobKeys.model_fields}
+    if "notify" in wrong and (well := _well_formed(document, "notify")) is not None:  # one receiver says nothing of the next
+        wrong.discard("notify")
+        given["notify"] = well
     found = Document(document.file, document.data, document.lines)
     for problem in problems_of(given):
         if not {problem.at[0], *problem.lacks} & wrong & set(document.data):  # what is there, and was said to be wrong, is not missing too
             found.add(problem.at, problem.what)
     return found.mistakes
+
+
+def _well_formed(document: Document, key: str) -> list[Any] | None:
+    """The entries of a list, None for those with a mistake of their own; None where the list is none itself."""
+    mistaken = [re.fullmatch(rf"{key}\[(\d+)\].*", one.key, re.DOTALL) for one in document.mistakes if re.split(r"[.\[]", one.key)[0] == key]
+    entries = document.data.get(key)
+    if not isinstance(entries, list) or not all(mistaken):
+        return None
+    places = {int(one[1]) for one in mistaken if one is not None}
+    return [None if place in places else entry for place, entry in enumerate(entries)]
 
 
 def read_jobs(folder: Path) -> tuple[tuple[JobFile, ...], tuple[Mistake, ...]]:

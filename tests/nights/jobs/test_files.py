@@ -369,3 +369,12 @@ def test_whatever_bytes_a_file_holds_are_read_or_refused_in_a_sentence(raw: byte
     assert job is None
     assert mistakes
     assert all("\n" not in str(mistake) for mistake in mistakes)
+
+
+def test_a_receiver_that_is_wrong_hides_nothing_of_the_next(write: Write) -> None:
+    notify = "notify:\n  - {kind: webhook, url: 'ftp://x'}\n  - {kind: webhook}\n  - {kind: email, host: h, from: a@b.c, to: []}\n"
+    said = wrong(write(GOOD + notify))
+    assert [one.partition(" ")[0] for one in said] == ["9:", "10:", "11:"]
+    assert "notify[1]: a webhook needs either `url` or `url_env`" in said[1]
+    assert "notify[2].to: names nobody" in said[2]
+    assert wrong(write(GOOD + "notify: [nobody]\n"))
