@@ -141,7 +141,9 @@ def _between(document: Document) -> list[Mistake]:
 
 def _well_formed(document: Document, key: str) -> list[Any] | None:
     """The entries of a list, None for those with a mistake of their own; None where the list is none itself."""
-    mistaken = [re.fullmatch(rf"{key}\[(\d+)\].*", one.key, re.DOTALL) for one in document.mistakes if re.split(r"[.\[]", one.key)[0] == key]
+    mistaken = [
+        re.fullmatch(rf"{key}\[(\d+)\].*", one.key, re.DOTALL) for one in document.mistakes if re.split(r"[.\[]", one.key)[0] == key
+    ]
     entries = document.data.get(key)
     if not isinstance(entries, list) or not all(mistaken):
         return None
