@@ -268,7 +268,11 @@ class _Scan:
     def rows_to_compute(self) -> tuple[Half, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         if not self._ids:
             return np.empty((0, 2), dtype=np.uint64), np.empty((0, 32), dtype=np.uint8), np.empty(0, dtype=np.uint8)
-        return np.concatenate(self._ids), np.concatenate(self._prints), np.concatenate(self._kinds)
+        ids = np.concatenate(self._ids)
+        self._ids.clear()
+        prints = np.concatenate(self._prints)
+        self._prints.clear()
+        return ids, prints, np.concatenate(self._kinds)
 
     def close(self) -> None:
         self._file.write(self._packer.flush())
@@ -464,9 +468,6 @@ class _Work:
         self._dimensions = 0
         self._writer: DeltaWriter | None = None
         self._error: NightbatchError | None = None
-        order = tables.sorted_marks(difference.ids)
-        self._sorted = difference.ids[order]
-        self._order = order
 
     def stage(self) -> None:
         """Write what a commit on the latest version needs. Raises Moved where another night changed rows since the difference."""
@@ -572,6 +573,8 @@ class _Work:
     def _find_gone(self, table: Any) -> None:
         """Where the rows are that changed or left. Their ids go into the delta, once."""
         difference = self.difference
+        order = tables.sorted_marks(difference.ids)
+        sorted_ids = difference.ids[order]
         self._gone = {}
         left: list[str] = []
         failed: list[str] = []
@@ -580,7 +583,7 @@ class _Work:
             ids = halves([id_digest(name) for name in names])
             if not len(ids):
                 continue
-            at = find(self._sorted, ids)
+            at = find(sorted_ids, ids)
             changed, leaves = at >= 0, find(difference.left, ids) >= 0
             which = np.flatnonzero(changed | leaves)
             if not len(which):
@@ -590,7 +593,7 @@ class _Work:
                 self._gone.setdefault(address >> 32, []).append(address & 0xFFFFFFFF)
                 if leaves[number]:
                     left.append(names[number])
-                elif not self._got[self._order[at[number]]]:
+                elif not self._got[order[at[number]]]:
                     failed.append(names[number])
         self.removed = len(left) + len(failed)
         if self._writer is not None:
@@ -613,7 +616,7 @@ class _Work:
 def _batches(parquet: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """One row group after the other: asked for all of them, Arrow keeps what it has read until the end."""
     for group in range(parquet.num_row_groups):
-        yield from parquet.iter_batches(batch_size=2048, row_groups=[group], columns=columns, use_threads=False)
+        yield from parquet.iter_batches(batch_size=1024, row_groups=[group], columns=columns, use_threads=False)
 
 
 class MovedOn(Moved):
