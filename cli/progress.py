@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from cli.policy import session
@@ -33,6 +33,8 @@ STEP_S = 0.25
 SOON_S = 3.0
 """A speed that was measured for less is a guess."""
 LABEL = 10
+STEADY = ("cost",)
+"""Details that grow by themselves while a run goes on: no reason for a line in a log."""
 MOST_WRAPPED = 2
 """Lines that one thing takes where the terminal is narrow."""
 DUMB = ("dumb", "unknown")
@@ -188,6 +190,10 @@ def filled(snapshot: Snapshot, elapsed: float) -> float:
     return float(min(snapshot.done, total))
 
 
+def _news(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, details=tuple(one for one in snapshot.details if one[0] not in STEADY))
+
+
 class Quiet:
     """Shows nothing."""
 
@@ -224,6 +230,8 @@ class Lines:
             self._print(snapshot, now)
         elif snapshot != self._printed:
             self._pending = snapshot
+            if not self._moved():
+                return
             complete = snapshot.total is not None and snapshot.done >= snapshot.total
             was_complete = self._printed is not None and self._printed.total is not None and self._printed.done >= self._printed.total
             if now - self._printed_at >= self._every_s or (complete and not was_complete):
@@ -234,8 +242,12 @@ class Lines:
 
     def beat(self) -> None:
         now, snapshot = self._clock(), self._pending or self._printed
-        if snapshot is not None and now - self._printed_at >= (self._every_s if self._pending else SILENT_MOST_S):
+        if snapshot is not None and now - self._printed_at >= (self._every_s if self._moved() else SILENT_MOST_S):
             self._print(snapshot, now)
+
+    def _moved(self) -> bool:
+        """There is news since the last line: more than what only grows with time."""
+        return self._pending is not None and (self._printed is None or _news(self._pending) != _news(self._printed))
 
     def finish(self) -> None:
         """Print the last moment of the phase if it is not out yet."""

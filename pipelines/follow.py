@@ -675,7 +675,7 @@ class Driver:
             tokens_out=sum(c.tokens_out for c in commits),
             share=share,
             usd_so_far=so_far,
-            usd_projected=self._usd_projected(seen.settled_usd, so_far, share),
+            usd_projected=so_far if seen.tree.closed and not seen.open else self._usd_projected(seen, so_far),
             failures=self._failures.codes,
             died=_died(seen),
         )
@@ -706,11 +706,14 @@ class Driver:
         ends = {**markers.ends, **running} if running else markers.ends
         return worker_seconds(markers.starts, ends, timeout, now) * self.rules.usd_per_second
 
-    def _usd_projected(self, settled: float, so_far: float, share: float) -> float | None:
-        """What is settled, and the rest at its price: engine starts are not counted again, since the workers that will go on are there."""
+    def _usd_projected(self, seen: Survey, so_far: float) -> float | None:
+        """What is settled, and the rest at its price: that of the shards whose executions are known to be over. Engine starts are not
+        counted again, since the workers that will go on are there."""
+        ends, settled = self._markers.ends, seen.settled_usd
+        share = self._share(leaf for leaf in seen.tree.closed if leaf.commit is not None and leaf.commit.execution in ends)
         if share <= 0 or settled <= 0:
             return None
-        starts = sum(start.load_s for execution, start in self._markers.starts.items() if execution in self._markers.ends)
+        starts = sum(start.load_s for execution, start in self._markers.starts.items() if execution in ends)
         computing = max(0.0, settled - starts * self.rules.usd_per_second)
         return max(so_far, settled + computing / share * (1 - share))
 
@@ -845,7 +848,7 @@ def _visible(progress: Progress) -> tuple[object, ...]:
         progress.attempts,
         progress.workers,
         round(progress.usd_estimated, 4),
-        round(progress.usd_so_far, 2),
+        round(progress.usd_so_far, 4),
         progress.failures,
         progress.died,
     )

@@ -124,8 +124,9 @@ class Log:
     _events: list[tuple[float, int, int, Callable[[], Line], ObjectRef | None]] = field(default_factory=list)
 
     def add(self, at: datetime, rank: int, make: Callable[..., Line], *args: Any, errors: ObjectRef | None = None) -> None:
-        """A line that is made when its turn comes. `rank`: which comes first of one instant; `errors`: the rows that are told after it."""
-        self._events.append((at.timestamp(), rank, len(self._events), partial(make, *args), errors))
+        """A line that is made when its turn comes. `rank`: which comes first of one instant, and 0 first of all: the store's dates have whole
+        seconds, and one client's clock may be that much behind another's. `errors`: the rows that are told after it."""
+        self._events.append((at.timestamp() if rank else 0.0, rank, len(self._events), partial(make, *args), errors))
 
     async def lines(self) -> AsyncIterator[Line]:
         """All of it, in order of time; with `errors` only what is wrong, and each failed row by itself."""
@@ -487,6 +488,8 @@ def _tell_row(log: Log, row: Row, commits: Mapping[str, Commit]) -> None:
 
 # --- a worker's own log --------------------------------------------------------------------------------------------------------------
 
+OVER: Final = ("Finished", "Job stopped")
+"""How the SDK's last line of a job begins."""
 _ABOUT: Final = re.compile(r"\bshard ([0-9.]+), attempt ([0-9]+): ")
 
 
@@ -500,13 +503,13 @@ def job_lines(lines: Iterable[str], starts: Iterable[StartMarker]) -> Iterator[S
     told: Counter[str] = Counter()
     for raw in lines:
         text = raw.strip()
-        job, message = _sdk_line(text)
+        job, message, level = _sdk_line(text)
         if message is not None:
             if job is None:
                 continue  # how many jobs it has: of none of them
             if message.startswith("Started") and job not in active:
                 active.append(job)
-            text = message
+            text = f"{level} {message}" if level in ("ERROR", "WARN") else message
         elif (about := _ABOUT.search(text)) is not None:
             job = next((one for one in active if one in mine and (mine[one].shard, str(mine[one].attempt)) == about.groups()), None)
         elif len(active) == 1:
@@ -514,27 +517,33 @@ def job_lines(lines: Iterable[str], starts: Iterable[StartMarker]) -> Iterator[S
         if job in mine and text and told[job] < MOST_SAID:
             told[job] += 1
             yield Said(mine[job], text, ends=_ABOUT.search(text) is not None or bool(message and not message.startswith("Started")))
-        if message is not None and message.startswith(("Finished", "Failed")) and job in active:
+        if message is not None and message.startswith(OVER) and job in active:
             active.remove(job)
 
 
-def _sdk_line(text: str) -> tuple[str | None, str | None]:
+def _sdk_line(text: str) -> tuple[str | None, str | None, str]:
+    """Job id, message and level of the SDK's lines; no message where it is none of those."""
     if not text.startswith('{"requestId"'):
-        return None, None
+        return None, None, ""
     try:
         found = json.loads(text)
-        return (str(found["requestId"]) if found["requestId"] is not None else None), str(found.get("message", ""))
+        job, message, level = found["requestId"], str(found.get("message", "")), str(found.get("level", ""))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None, None
+        return None, None, ""
+    return (None if job is None else str(job)), message, level
 
 
 # --- how each thing is said ----------------------------------------------------------------------------------------------------------
 
 
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _planned(plan: Plan) -> Line:
     usd = plan.estimate.usd
     text = (
-        f"plans {plan.dataset.rows:,} rows in {len(plan.shards):,} shards for {plan.task.kind} with {plan.task.model}, "
+        f"plans {_many(plan.dataset.rows, 'row')} in {_many(len(plan.shards), 'shard')} for {plan.task.kind} with {plan.task.model}, "
         f"on {plan.infra.endpoint}, about ${usd.likely:.4f} (${usd.low:.4f} to ${usd.high:.4f})"
     )
     return Line(plan.created_at, "client", "planned", text)
@@ -618,7 +627,7 @@ def _ledger(seen: LedgerNote) -> Line:
 
 def _said(at: datetime, said: Said) -> Line:
     start = said.start
-    wrong = said.text.startswith(("ERROR", "CRITICAL", "WARNING")) or "Traceback" in said.text
+    wrong = said.text.startswith(("ERROR", "CRITICAL", "WARN")) or "Traceback" in said.text
     return Line(at, f"worker {start.worker_id}", "log", said.text, wrong, start.shard, start.attempt, start.execution, start.job_id)
 
 

@@ -217,6 +217,18 @@ def test_a_run_is_told_by_shards_workers_dollars_failures_and_speed() -> None:
     )
 
 
+def test_in_a_log_dollars_alone_are_no_news() -> None:
+    out, clock = io.StringIO(), Clock()
+    lines = Lines(out, every_s=5, clock=clock)
+    show = work.on_follow(lines, plan(1000))
+    for number in range(60):
+        show(moment(usd_so_far=number / 100))
+        lines.beat()
+        clock.now += 1
+    said = out.getvalue().splitlines()
+    assert [line.partition("cost: ")[2].partition(" so far")[0] for line in said] == ["$0.0000", "$0.2000", "$0.4000"]
+
+
 def test_failures_whose_reasons_were_not_read_are_told_as_that() -> None:
     assert "failures: not looked at yet" in shown_of(moment(failures=()))[0]
 

@@ -109,7 +109,8 @@ async def test_everything_that_was_said_comes_in_order_of_time() -> None:
     run = await eventful()
     lines, damaged = await told(run)
     assert damaged == []
-    assert [line.at for line in lines] == sorted(line.at for line in lines)
+    assert lines[0].kind == "planned"
+    assert [line.at for line in lines[1:]] == sorted(line.at for line in lines[1:])
     whole = "\n".join(texts(lines))
     for part in (
         "plans 8 rows in 3 shards",
@@ -306,7 +307,7 @@ async def test_of_a_workers_log_only_what_is_about_the_runs_jobs_is_told() -> No
         "INFO nightbatch.worker: shard 00001, attempt 2: won, 3 ok, 0 failed\n",
         sdk("job-2", "Finished."),
         "INFO nightbatch.worker: shard 00000, attempt 1: won, 3 ok, 0 failed\n",
-        sdk("job-1", "Finished."),
+        sdk("job-1", "Job stopped."),
         "INFO idle\n",
         '{"requestId": broken\n',
     ]
@@ -318,7 +319,7 @@ async def test_of_a_workers_log_only_what_is_about_the_runs_jobs_is_told() -> No
         ("job-2", "INFO nightbatch.worker: shard 00001, attempt 2: won, 3 ok, 0 failed", True),
         ("job-2", "Finished.", True),
         ("job-1", "INFO nightbatch.worker: shard 00000, attempt 1: won, 3 ok, 0 failed", True),
-        ("job-1", "Finished.", True),
+        ("job-1", "Job stopped.", True),
     ]
     lines, _ = await told(run, worker_lines=lambda starts: job_lines(log, starts))
     assert [line.text for line in lines if line.kind == "log"] == [one[1] for one in sorted(said, key=lambda one: (one[0], one[2]))]
