@@ -68,6 +68,11 @@ def cron_problem(text: str) -> str | None:
     return None
 
 
+_MAILBOX: Final = r"[^\s<>@,;:\"()\[\]\\]{1,64}@[^\s<>@,;:\"()\[\]\\]{1,255}"
+ADDRESS: Final = re.compile(rf"{_MAILBOX}|[^<>@,;:\"()\[\]\\]{{1,200}}<{_MAILBOX}>")
+"""One mail address, or a name and one. What else the standard allows (quotes, comments, groups) nobody writes, and libraries stumble."""
+
+
 def _text(rule: re.Pattern[str], kind: str, message: str) -> AfterValidator:
     def check(value: str) -> str:
         if not rule.fullmatch(value):
@@ -587,5 +592,7 @@ def _notifiers(given: Mapping[str, Any]) -> Iterator[Problem]:
             for key, texts in (("from", (one.get("from"),)), ("to", to if isinstance(to, list | tuple) else (to,))):
                 if any(isinstance(text, str) and not text.isprintable() for text in texts):
                     yield Problem(("notify", index, key), "holds a line break or another character that no mail address may have")
+                elif any(isinstance(text, str) and not ADDRESS.fullmatch(text) for text in texts):
+                    yield Problem(("notify", index, key), "is no mail address; write name@example.com, each address by itself")
             if one.get("password_env") is not None and one.get("security") == "none":
                 yield Problem(("notify", index, "security"), "cannot be none where a password is sent; use starttls or tls")

@@ -17,12 +17,15 @@ import binascii
 import hashlib
 import hmac
 import json
+import os
 import smtplib
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from email.message import EmailMessage
 from email.utils import format_datetime, make_msgid
 from typing import Final, Literal
@@ -39,7 +42,8 @@ TRIES: Final = 3
 PAUSES_S: Final = (2.0, 8.0)
 """Between tries; a receiver's Retry-After goes before, up to the longest of them."""
 ATTEMPT_S: Final = 10.0
-MOST_ANSWER: Final = 1 << 16
+MAIL_S: Final = 20.0
+"""A whole try by mail: its server may give a byte a second for ever."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -77,9 +81,14 @@ async def send(channel: Channel, message: Message, environ: Mapping[str, str], *
         return Sent("not sent", f"the variable {error} is not set")
     except ValueError as error:
         return Sent("not sent", str(error))
+    except Exception as error:  # the library that makes mails knows addresses that it stumbles over
+        return Sent("not sent", f"the message cannot be made ({type(error).__name__})")
     found = Sent("not sent")
     for number in range(TRIES):
-        found, wait = await attempt()
+        try:
+            found, wait = await attempt()
+        except Exception as error:  # whatever a receiver thinks of, it fails no night
+            return Sent("unknown", f"it cannot be said what became of it ({type(error).__name__})")
         again = found.state == "not sent" or (found.state == "unknown" and isinstance(channel, Webhook))
         if not again or wait is None or number == TRIES - 1:
             break
@@ -95,15 +104,16 @@ def _attempt(channel: Channel, message: Message, environ: Mapping[str, str]) -> 
     if isinstance(channel, Email):
         return _by_mail(channel, message, environ)
     if isinstance(channel, Slack):
-        body = json.dumps(slack_body(message)).encode()
-        return lambda: _post(_address(channel.url_env, None, environ), body, {}, environ)
+        hook, text = _address(channel.url_env, None, environ), json.dumps(slack_body(message)).encode()
+        return lambda: _post(hook, text, {}, environ)
     url = _address(channel.url_env, channel.url, environ)
     body = json.dumps(json_body(message), ensure_ascii=False).encode()
     secret = _variable(channel.secret_env, environ) if channel.secret_env else None
     key = None if secret is None else key_of(secret)
 
     def once() -> Awaitable[tuple[Sent, float | None]]:
-        return _post(url, body, {} if key is None else signed(key, message.id, int(time.time()), body), environ)
+        headers = {"webhook-id": message.id} if key is None else signed(key, message.id, int(time.time()), body)
+        return _post(url, body, headers, environ)
 
     return once
 
@@ -159,7 +169,7 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str], environ: Mapp
                 url, data=body, allow_redirects=False, headers={"content-type": "application/json", "user-agent": "nightbatch", **headers}
             ) as answer,
         ):
-            await answer.content.read(MOST_ANSWER)
+            # The body is nobody's business: one that never ends, or is no gzip, is of an answer that was given.
             return _judged(answer.status, answer.headers.get("Retry-After"))
     except aiohttp.InvalidURL:
         return Sent("not sent", "its address is none"), None
@@ -172,7 +182,7 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str], environ: Mapp
 def _judged(status: int, retry_after: str | None) -> tuple[Sent, float | None]:
     if 200 <= status < 300:
         return Sent("sent"), None
-    wait = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    wait = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
     if status in (408, 425, 429):
         return Sent("not sent", f"answered {status}"), wait
     if status >= 500:
@@ -189,7 +199,8 @@ def _plainly(error: BaseException) -> str:
         return "TLS"
     if isinstance(cause, socket.gaierror):
         return "no such host"
-    text = getattr(cause, "strerror", None)
+    number = getattr(cause, "errno", None)
+    text = os.strerror(number) if isinstance(number, int) else getattr(cause, "strerror", None)  # asyncio's own texts hold the address
     return text.lower() if isinstance(text, str) and text else type(cause).__name__
 
 
@@ -215,37 +226,123 @@ def _by_mail(channel: Email, message: Message, environ: Mapping[str, str]) -> At
     mail = mail_of(channel, message)
     port = channel.port or {"starttls": 587, "tls": 465, "none": 25}[channel.security]
 
-    def once() -> tuple[Sent, float | None]:
-        handed_over = False
+    async def once() -> tuple[Sent, float | None]:
+        line = _Line()
+        return await _in_time(line, lambda: _mail_once(channel, port, mail, user, password, line))
+
+    return once
+
+
+def _mail_once(
+    channel: Email, port: int, mail: EmailMessage, user: str | None, password: str | None, line: _Line
+) -> tuple[Sent, float | None]:
+    try:
+        server = _connected(channel, port, line)
         try:
-            with _connected(channel, port) as server:
-                if user is not None:
-                    server.login(user, password or "")
-                handed_over = True
-                refused = server.send_message(mail)
-                handed_over = False
-        except smtplib.SMTPAuthenticationError:
-            return Sent("not sent", "the mail server refuses user or password"), None
-        except smtplib.SMTPRecipientsRefused:
-            return Sent("not sent", "the mail server refuses every recipient"), None
-        except smtplib.SMTPNotSupportedError as error:
-            return Sent("not sent", f"the mail server cannot do what is asked ({error})"), None
-        except smtplib.SMTPResponseException as error:
-            return Sent("not sent", f"the mail server answered {error.smtp_code}"), 0.0 if 400 <= error.smtp_code < 500 else None
-        except (smtplib.SMTPException, OSError) as error:
-            state: Literal["unknown", "not sent"] = "unknown" if handed_over else "not sent"
-            return Sent(state, f"no {'answer' if handed_over else 'connection'} ({_plainly(error)})"), 0.0
-        if refused:
-            return Sent("sent", f"the mail server refused {len(refused)} of {len(channel.to)} recipients"), None
-        return Sent("sent"), None
+            if user is not None:
+                server.login(user, password or "")
+            line.hand_over()
+            refused = server.send_message(mail)
+            line.taken = True
+            with suppress(smtplib.SMTPException, OSError):  # it has the mail; what it says to goodbye is no answer to it
+                server.quit()
+        finally:
+            server.close()
+    except smtplib.SMTPAuthenticationError:
+        return Sent("not sent", "the mail server refuses user or password"), None
+    except smtplib.SMTPRecipientsRefused:
+        return Sent("not sent", "the mail server refuses every recipient"), None
+    except smtplib.SMTPNotSupportedError as error:
+        return Sent("not sent", f"the mail server cannot do what is asked ({error})"), None
+    except smtplib.SMTPResponseException as error:
+        return Sent("not sent", f"the mail server answered {error.smtp_code}"), 0.0 if 400 <= error.smtp_code < 500 else None
+    except (smtplib.SMTPException, OSError) as error:
+        state: Literal["unknown", "not sent"] = "unknown" if line.handed_over else "not sent"
+        return Sent(state, f"no {'answer' if line.handed_over else 'connection'} ({_plainly(error)})"), 0.0
+    except ValueError as error:  # a host that is none, a password that SMTP cannot carry
+        state = "unknown" if line.handed_over else "not sent"
+        return Sent(state, f"host, user or password cannot be written in SMTP ({type(error).__name__})"), None
+    if refused:
+        return Sent("sent", f"the mail server refused {len(refused)} of {len(channel.to)} recipients"), None
+    return Sent("sent"), None
 
-    return lambda: asyncio.to_thread(once)
+
+@dataclass
+class _Line:
+    """A mail on its way in a thread, seen from outside: what is known of it when its time is over."""
+
+    server: smtplib.SMTP | None = None
+    handed_over: bool = False
+    taken: bool = False
+    over: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hand_over(self) -> None:
+        """From here on it may arrive. Raises TimeoutError where its time is over: it must not then."""
+        with self.lock:
+            if self.over:
+                raise TimeoutError
+            self.handed_over = True
+
+    def cut(self) -> Sent:
+        """Its time is over. The thread ends with its connection."""
+        with self.lock:
+            self.over = True
+        sock = self.server.sock if self.server is not None else None
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if self.taken:
+            return Sent("sent")
+        return Sent("unknown" if self.handed_over else "not sent", "no answer (timeout)")
 
 
-def _connected(channel: Email, port: int) -> smtplib.SMTP:
+async def _in_time(line: _Line, work: Callable[[], tuple[Sent, float | None]]) -> tuple[Sent, float | None]:
+    """The library waits for each answer by itself, however slowly it drips, and has no end for all of them. Each mail has a thread of its
+    own, which nothing waits for: not the night, not its other mails, not the end of the process."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Sent, float | None]] = loop.create_future()
+
+    def tell(found: tuple[Sent, float | None]) -> None:
+        if not ended.done():
+            ended.set_result(found)
+
+    def run() -> None:
+        try:
+            found = work()
+        except Exception as error:
+            found = Sent("unknown" if line.handed_over else "not sent", f"it failed ({type(error).__name__})"), None
+        with suppress(RuntimeError):  # the night is over
+            loop.call_soon_threadsafe(tell, found)
+
+    threading.Thread(target=run, name="mail", daemon=True).start()
+    try:
+        return await asyncio.wait_for(ended, MAIL_S)
+    except TimeoutError:
+        return line.cut(), 0.0
+    except asyncio.CancelledError:
+        line.cut()
+        raise
+
+
+class _Server(smtplib.SMTP):
+    """One that is known from outside before it is connected."""
+
+    def __init__(self, line: _Line, host: str, port: int) -> None:
+        line.server = self
+        super().__init__(host, port, timeout=ATTEMPT_S)
+
+
+class _TlsServer(smtplib.SMTP_SSL):
+    def __init__(self, line: _Line, host: str, port: int) -> None:
+        line.server = self
+        super().__init__(host, port, timeout=ATTEMPT_S, context=ssl.create_default_context())
+
+
+def _connected(channel: Email, port: int, line: _Line) -> smtplib.SMTP:
     if channel.security == "tls":
-        return smtplib.SMTP_SSL(channel.host, port, timeout=ATTEMPT_S, context=ssl.create_default_context())
-    server = smtplib.SMTP(channel.host, port, timeout=ATTEMPT_S)
+        return _TlsServer(line, channel.host, port)
+    server = _Server(line, channel.host, port)
     try:
         if channel.security == "starttls":
             server.starttls(context=ssl.create_default_context())

@@ -1,7 +1,7 @@
 """A night that breaks off at any of its operations on the store, in any way, and is called again: nothing is paid twice, nobody is told
 twice, and what stands at the end is what an undisturbed night leaves.
 
-Every operation number is a case; `sampled` takes some of them, and `NIGHTBATCH_SWEEP=1` all.
+Every operation number is a case; `sampled` takes some of them, and `SWEEP_ALL=1` all.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ def write(world: World, texts: dict[str, str]) -> None:
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nights.lease._SETTLE_S", 0.0)
+    monkeypatch.setattr("nights.notify.deliver.SETTLE_S", 0.0)
 
 
 @pytest.fixture
@@ -250,11 +251,11 @@ async def nights(world: World, at: int = -1, way: Way = "killed before", *, brok
 KINDS = ("generate", "embed", "eval")
 MODES: tuple[Mode, ...] = ("conditional", "last-writer")
 EVERY: dict[str, int] = {"generate": 37, "embed": 53, "eval": 41}
-"""Of the operations of a night every so many are broken, from another beginning in each way; `NIGHTBATCH_SWEEP=1`: all of them."""
+"""Of the operations of a night every so many are broken, from another beginning in each way; `SWEEP_ALL=1`: all of them."""
 
 
 def places(kind: str, way: Way, mode: Mode, count: int) -> Iterable[int]:
-    every = 1 if os.environ.get("NIGHTBATCH_SWEEP") else EVERY[kind]
+    every = 1 if os.environ.get("SWEEP_ALL") else EVERY[kind]
     offset = 7 * WAYS.index(way) + 17 * MODES.index(mode)
     return range(1 + offset % every, count + 1, every)
 

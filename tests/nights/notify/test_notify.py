@@ -7,8 +7,8 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from contract.errors import StoreUnavailable
 from contract.memory import MemoryStore, Objects
 from nights.jobs.model import Email, Slack, Webhook
 from nights.notify import Delivery, Failures, message_of, ping, tell
-from nights.notify.channels import key_of, mail_of, send, signed
+from nights.notify.channels import Sent, _Line, key_of, mail_of, send, signed
 from nights.notify.messages import json_body, slack_body
 from nights.record import NightEvent, NightRecord
 from tests.nights.kit import START
@@ -90,6 +90,26 @@ async def test_two_commands_at_once_tell_it_once(mode: Any) -> None:
     async with receiver() as there:
         await asyncio.gather(*(told(there, MemoryStore(objects, mode=mode)) for _ in range(4)))
     assert len(there.heard) == 1
+
+
+async def test_two_commands_that_both_looked_before_either_claimed_tell_it_once_on_a_store_without_conditions() -> None:
+    objects = Objects(instant=START)
+    looked = asyncio.Barrier(2)
+    firsts: set[int] = set()
+
+    def client(number: int) -> MemoryStore:
+        async def hook(op: str, key: str) -> None:
+            if op == "put" and number not in firsts:
+                firsts.add(number)
+                await looked.wait()  # both found nothing
+                await asyncio.sleep(0.05 * number)  # the first re-reads its own before the second writes
+
+        return MemoryStore(objects, mode="last-writer", hook=hook)
+
+    async with receiver() as there:
+        found = await asyncio.gather(told(there, client(0)), told(there, client(1)))
+    assert len(there.heard) == 1
+    assert sorted(one.told_before for each in found for one in each) == [False, True]
 
 
 async def test_another_cause_is_another_event_and_each_channel_hears_it() -> None:
@@ -238,6 +258,46 @@ async def test_a_receiver_that_closes_the_line_may_have_heard_it() -> None:
 # --- Slack ---------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("value", [None, "ftp://here", "https://[::1"])
+async def test_slack_without_an_address_is_a_notice(value: str | None) -> None:
+    channel = Slack.model_validate({"kind": "slack", "url_env": "HOOK"})
+    found = await send(channel, message_of(record(), event()), {"HOOK": value} if value else {}, sleep=Waits())
+    assert found.state == "not sent"
+    assert "HOOK" in found.why
+
+
+def raw(answer: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(answer)
+        with suppress(OSError):
+            await writer.drain()
+        writer.close()
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n", "sent"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello", "sent"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"8000\r\n" + b"x" * 0x8000 + b"\r\n", "sent"),
+        ("HTTP/1.1 503 x\r\nRetry-After: ²\r\nContent-Length: 0\r\n\r\n".encode(), "unknown"),
+        (b"HTTP/1.1 503 x\r\nRetry-After: " + b"9" * 4000 + b"\r\nContent-Length: 0\r\n\r\n", "unknown"),
+        (b"\xff\xfe\x00 nonsense\r\n\r\n", "unknown"),
+    ],
+)
+async def test_what_a_receiver_answers_besides_its_status_changes_nothing(answer: bytes, state: str) -> None:
+    server = await asyncio.start_server(raw(answer), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    waits = Waits()
+    found = await send(hook(secret_env=None), message_of(record(), event()), {"HOOK": url}, sleep=waits)
+    server.close()
+    assert found.state == state
+    assert all(seconds <= 8 for seconds in waits.seconds)
+
+
 async def test_slack_gets_its_shape_and_nothing_in_it_is_markup() -> None:
     slack = Slack(kind="slack", url_env="SLACK", include_rows=True)
     async with receiver() as there:
@@ -355,6 +415,58 @@ async def test_a_mail_server_that_is_busy_is_asked_again_and_one_that_refuses_is
         assert found[0].state == "not sent"
         assert answer[:3] in found[0].why
         assert sum(line == "data" or line == "DATA" for line in there.commands) == tries
+
+
+@pytest.mark.parametrize("farewell", ["421 busy", "500 what", "nonsense"])
+async def test_a_mail_that_was_taken_is_not_sent_again_whatever_the_server_says_to_goodbye(farewell: str) -> None:
+    async with mail_server(say={"QUIT": farewell}) as there:
+        found = await send(mail_to(there), message_of(record(), event()), {}, sleep=Waits())
+    assert (found.state, len(there.mails)) == ("sent", 1)
+
+
+@pytest.mark.parametrize("drop", [b"2", b"220-wait\r\n"])
+async def test_a_mail_server_that_drips_for_ever_is_left_and_gets_no_mail(drop: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nights.notify.channels.MAIL_S", 0.3)
+    ended: list[bool] = []
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                writer.write(drop)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        except OSError:
+            ended.append(True)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    channel = mail_to(MailServer(port=server.sockets[0].getsockname()[1]))
+    found = await send(channel, message_of(record(), event()), {}, sleep=Waits())
+    assert (found.state, found.why) == ("not sent", "no answer (timeout)")
+    while len(ended) < 3:  # noqa: ASYNC110 (each try let go of its line)
+        await asyncio.sleep(0.01)
+    server.close()
+
+
+async def test_a_try_whose_time_is_over_hands_nothing_over_any_more() -> None:
+    line = _Line()
+    assert line.cut() == Sent("not sent", "no answer (timeout)")
+    with pytest.raises(TimeoutError):
+        line.hand_over()
+    line = _Line()
+    line.hand_over()
+    assert line.cut().state == "unknown"
+    line.taken = True
+    assert line.cut().state == "sent"
+
+
+@pytest.mark.parametrize("more", [{"host": "a..b"}, {"username_env": "U", "password_env": "P"}, {"to": ['"']}, {"to": ["a@["]}])
+async def test_what_no_mail_can_carry_is_said_and_fails_nothing(more: dict[str, Any]) -> None:
+    async with mail_server(say={"EHLO": "250-here\r\n250 AUTH PLAIN LOGIN"}) as there:
+        found = await send(mail_to(there, **more), message_of(record(), event()), {"U": "ü", "P": "ß"}, sleep=Waits())
+    assert found.state == "not sent"
+    assert not there.mails
 
 
 async def test_a_server_without_starttls_gets_no_password() -> None:
