@@ -7,6 +7,7 @@ collected and verified. Whatever ends a night before that leaves the last good v
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,8 +25,9 @@ from nights.spaces.update import Difference, applied, apply, difference
 from pipelines.dataset import find_files, open_reader
 from pipelines.dataset.reader import Reader
 from pipelines.dataset.streams import Source
-from pipelines.plan import PlanRequest
+from pipelines.plan import PlannedRun, PlanRequest
 from pipelines.scratch import scratch_folder
+from pipelines.summary import read_summary
 from pipelines.work import Finished
 
 
@@ -142,7 +144,7 @@ async def _compute(tonight: Tonight, found: Difference, folder: Path) -> Finishe
     if found.path is None:
         return None
     job = tonight.job
-    planned = await tonight.runner.plan(request_of(tonight, found.path))
+    planned = await plan_rows(tonight, found.path)
     await tonight.note_down(facts={**tonight.record.facts, **facts_of(planned.plan)})
     out = tonight.file.out(tonight.date, planned.uri.run_id)
     if out is None or not out.endswith(".parquet") or job.dtype != "float32":
@@ -151,6 +153,18 @@ async def _compute(tonight: Tonight, found: Difference, folder: Path) -> Finishe
         make_folder(out)
         await tonight.note_down(out=out)
     return await tonight.complete(planned, out, dtype="float32")
+
+
+async def plan_rows(tonight: Tonight, path: Path, *, dry_run: bool = False) -> PlannedRun:
+    """The run over the lines that `difference` wrote. One of an earlier night over the same lines is taken up, so that nothing is paid
+    twice; but where all of its rows failed there is nothing to take up, and it would fail every night: those are tried again."""
+    request = request_of(tonight, path)
+    planned = await tonight.runner.plan(request, dry_run=dry_run)
+    if planned.existing and planned.plan.run not in tonight.record.runs:
+        kept = await read_summary(tonight.runner.store, planned.uri.keys)
+        if kept is not None and kept.state == "complete" and kept.failed and not kept.ok:
+            return await tonight.runner.plan(replace(request, again=tonight.date), dry_run=dry_run)
+    return planned
 
 
 def request_of(tonight: Tonight, path: Path) -> PlanRequest:

@@ -158,6 +158,24 @@ async def test_a_row_that_failed_has_no_vector_and_is_tried_again_the_next_night
     await nights.is_whole()
 
 
+async def test_rows_that_failed_are_tried_again_every_night_and_not_twice_on_one(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, canary={"rows": 0})
+    nights.house.embeds = lambda text: RowError(code="internal", message="no") if text == "text 3" else vector_of(text)
+    await nights.night()
+    await nights.night(SECOND)
+    nights.asked()
+    assert (await nights.night(THIRD)).failed == 1
+    assert nights.asked() == ["text 3"]
+    nights.house.objects.data.pop(f"nights/docs/{THIRD}.json")  # called again after a kill
+    await nights.night(THIRD)
+    assert nights.asked() == []
+    nights.house.embeds = vector_of
+    assert (await preview(nights.file(), "2026-03-13", nights.house, Call(home=nights.home))).added == 1
+    assert (await nights.night("2026-03-13")).exit_code == 0
+    assert nights.asked() == ["text 3"]
+    await nights.is_whole()
+
+
 async def test_another_vllm_than_on_the_last_night_is_said(tmp_path: Path) -> None:
     nights = Nights(tmp_path, canary={"rows": 0})
     await nights.night()
