@@ -47,10 +47,15 @@ async def evaluate_suite(tonight: Tonight) -> None:
 
     done = await evaluate(suite, runner, asked_of(tonight), complete=complete)
     header = done.result.header
-    if first and header.run:  # the process that scored it died before its record said so
-        kept = await read_summary(runner.store, RunUri.parse(header.run).keys)
-        if kept is not None:
-            await tonight.note_down(sent=kept.rows, ok=kept.ok, failed=kept.failed)
+    if first:  # the process that scored it died before its record said so, or does the same night as well
+        for run in (header.run, header.judge_run):
+            kept = await read_summary(runner.store, RunUri.parse(run).keys) if run else None
+            if kept is None:
+                continue
+            tonight.costs[kept.run] = kept.usd_estimated
+            if run == header.run:
+                await tonight.note_down(sent=kept.rows, ok=kept.ok, failed=kept.failed)
+        await tonight.note_down(usd_estimated=sum(tonight.costs.values()))
     made_with = {name: value for name, value in header.made_with.items() if value}
     await tonight.note_down(
         facts={**tonight.record.facts, **made_with, "suite": header.suite_digest[:16], "dataset": header.dataset_digest[:16]},
