@@ -60,6 +60,8 @@ class Snapshot:
     """Done so far, where tokens are counted."""
     share: float | None = None
     """How much of the work is done, of 1, where `done` of `total` does not tell that well."""
+    waiting: bool = False
+    """Nobody works on it: while nothing was done before, this time tells nothing of the speed."""
 
     @property
     def part(self) -> float:
@@ -137,9 +139,9 @@ class Speed:
     def saw(self, snapshot: Snapshot, now: float) -> None:
         """A moment. Cheap: one that brings nothing new is dropped, and what comes at once is one step."""
         point = (now, snapshot.done, snapshot.tokens or 0, snapshot.part)
-        if self._first is None:
+        if self._first is None or (snapshot.waiting and point[1] == self._first[1]):
             self._first = point
-            self._points.append(point)
+            self._points = deque([point])
         elif point[1:] != self._points[-1][1:]:
             if len(self._points) > 1 and now - self._points[-1][0] < STEP_S:
                 self._points[-1] = (self._points[-1][0], *point[1:])

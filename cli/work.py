@@ -339,6 +339,7 @@ def on_follow(progress: Progress, plan: Plan) -> Callable[[Event], None]:
                     details=details_of(event, plan),
                     tokens=event.tokens_in + event.tokens_out,
                     share=event.share if event.share else None,
+                    waiting=not event.shards.get("running"),
                 )
             )
         elif isinstance(event, follow.Sent):

@@ -124,8 +124,8 @@ class Log:
     _events: list[tuple[float, int, int, Callable[[], Line], ObjectRef | None]] = field(default_factory=list)
 
     def add(self, at: datetime, rank: int, make: Callable[..., Line], *args: Any, errors: ObjectRef | None = None) -> None:
-        """A line that is made when its turn comes. `rank`: which comes first of one instant, and 0 first of all: the store's dates have whole
-        seconds, and one client's clock may be that much behind another's. `errors`: the rows that are told after it."""
+        """A line that is made when its turn comes. `rank`: which comes first of one instant, and 0 first of all: the store's dates have
+        whole seconds, and one client's clock may be that much behind another's. `errors`: the rows that are told after it."""
         self._events.append((at.timestamp() if rank else 0.0, rank, len(self._events), partial(make, *args), errors))
 
     async def lines(self) -> AsyncIterator[Line]:

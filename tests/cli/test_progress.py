@@ -151,6 +151,14 @@ def test_speed_is_told_of_late_and_over_all() -> None:
     assert speed_of((0, moments[0][1])).told(moments[0][1], 60.0) is None, "0 rows/s would be no news"
 
 
+def test_the_wait_for_the_first_worker_is_no_measure_of_speed() -> None:
+    moments = [(float(at), Snapshot("x", max(0, at - 60) * 10, 1000, waiting=at < 60)) for at in range(71)]
+    speed = speed_of(*moments)
+    assert speed.left(moments[70][1], 70.0) == pytest.approx(90.0, rel=0.2)
+    pause = replace(moments[70][1], waiting=True)
+    assert speed_of(*moments, (170.0, pause)).left(pause, 170.0) > 500, "a later wait is one"  # type: ignore[operator]
+
+
 def test_a_speed_keeps_little_however_often_it_is_told() -> None:
     speed = Speed()
     for number in range(100_000):
