@@ -42,7 +42,7 @@ def test_each_command_in_a_document_exists_with_its_options(document: str) -> No
     for words in commands((ROOT / document).read_text()):
         if words[0].startswith("-"):
             continue
-        name = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+        name = next((" ".join(words[:most]) for most in (3, 2) if " ".join(words[:most]) in known), words[0])
         assert name in known, f"{document}: there is no `nightbatch {' '.join(words)}`"
         unknown = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)} - known[name]
         assert not unknown, f"{document}: `nightbatch {' '.join(words)}` has no {', '.join(sorted(unknown))}"
