@@ -60,7 +60,7 @@ from pipelines.outputs import Dtype, check_dtype, is_s3, layout_of, output_names
 from pipelines.pack import CONTEXT_ASSUMED, RULES, TOKENS_OUT, pack, row_tokens
 from pipelines.preflight import Scan, preflight
 from pipelines.prices import Throughput, Work, choose_pace, estimate, output_tokens, reference, worker_seconds
-from pipelines.scratch import scratch_folder
+from pipelines.scratch import is_scratch, scratch_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -280,7 +280,7 @@ async def _plan(
         created_at=store.now(),
         dataset=DatasetFacts(
             files=tuple(
-                FileFacts(name=file.name, size=file.size, rows=stop - start)
+                FileFacts(name=Path(file.name).name if is_scratch(file.name) else file.name, size=file.size, rows=stop - start)
                 for file, start, stop in zip(reader.files, scan.starts, [*scan.starts[1:], scan.rows], strict=True)
             ),
             format="batch" if reader.batch else reader.format,
@@ -297,7 +297,7 @@ async def _plan(
         max_attempts=request.max_attempts,
         estimate=estimate(work, speed, endpoint, pace, emulated=emulated),
         budget_usd=request.budget_usd,
-        output=OutputSpec(path=request.out, format=_format(request)),
+        output=OutputSpec(path=None if request.out is None or is_scratch(request.out) else request.out, format=_format(request)),
     )
 
     if request.out is not None:  # a name that is made of the run's is its own

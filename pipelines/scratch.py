@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 _PREFIX: Final = "nightbatch-scratch-"
@@ -29,6 +29,11 @@ def scratch_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name, open(Path(name) / _LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield Path(name)
+
+
+def is_scratch(name: str) -> bool:
+    """In a folder that `scratch_folder` made: it is gone when its process ends, so that no object that is kept names it."""
+    return any(part.startswith(_PREFIX) for part in PurePath(name).parts[:-1])
 
 
 def sweep(older_than_s: float = _YOUNG_S) -> None:

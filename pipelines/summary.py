@@ -10,6 +10,7 @@ from contract.models import VERSION, Count, Hex64, Instant, Model, PhaseSeconds,
 from contract.store import Store, get_or_none
 from pipelines.collect import Collected
 from pipelines.follow import DriveResult
+from pipelines.scratch import is_scratch
 
 
 class FailureCount(Model, frozen=True, kw_only=True):
@@ -66,6 +67,7 @@ def summarize(
     verified: bool | None = None,
 ) -> RunSummary:
     """What a run came to when it was followed, and collected and verified where that was done. `seconds`: all of it, for the user."""
+    names = collected.names if collected is not None and not is_scratch(collected.names.out) else None
     return RunSummary(
         run=plan.run,
         plan=plan.plan_id,
@@ -80,8 +82,8 @@ def summarize(
         executions=result.executions,
         tokens_in=result.tokens_in,
         tokens_out=result.tokens_out,
-        out=collected.names.out if collected else None,
-        errors=collected.names.errors if collected else None,
+        out=names.out if names is not None else None,
+        errors=names.errors if names is not None else None,
         seal=collected.seal if collected else None,
         verified=verified,
         seconds=seconds,

@@ -176,6 +176,15 @@ async def test_rows_that_failed_are_tried_again_every_night_and_not_twice_on_one
     await nights.is_whole()
 
 
+async def test_no_object_that_is_kept_names_a_folder_that_is_gone(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    await nights.night()
+    nights.texts["r001"] = "changed"
+    await nights.night(SECOND)
+    assert not [key for key, data in nights.house.objects.data.items() if b"nightbatch-scratch" in data]
+    assert any(b"new-rows.jsonl.zst" in data for key, data in nights.house.objects.data.items() if key.endswith("/plan.json"))
+
+
 async def test_another_vllm_than_on_the_last_night_is_said(tmp_path: Path) -> None:
     nights = Nights(tmp_path, canary={"rows": 0})
     await nights.night()

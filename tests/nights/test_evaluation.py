@@ -146,6 +146,12 @@ async def test_what_a_scorer_quotes_of_answers_is_told_to_who_looks_on_and_to_no
     assert "scorer function, on the first answer: ValueError: a secret of row content, line 2" in nights.house.notes
 
 
+async def test_no_object_that_is_kept_names_a_folder_that_is_gone(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    assert (await nights.night()).state == "done"
+    assert not [key for key, data in nights.house.objects.data.items() if b"nightbatch-scratch" in data]
+
+
 async def test_a_preview_of_a_suite_that_lost_questions_says_that_it_would_ask(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     await nights.night()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.scratch import scratch_folder, sweep
+from pipelines.scratch import is_scratch, scratch_folder, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,3 +78,10 @@ def test_folders_that_only_look_like_ours_stay(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert other.is_dir()
     assert unlocked.is_dir()
+
+
+def test_a_name_in_a_scratch_folder_is_told_from_any_other() -> None:
+    with scratch_folder() as folder:
+        assert is_scratch(str(folder / "rows.jsonl"))
+    for name in ("rows.jsonl", "/data/rows.jsonl", "s3://bucket/rows.jsonl", "nightbatch-scratch-notes.jsonl"):
+        assert not is_scratch(name)
