@@ -174,10 +174,15 @@ class Tonight:
     def _hear(self, left: timedelta | None) -> Events:
         """What listens to a run whose time is limited: a deadline that will be missed is told while there is something to do about it."""
 
+        brought: int | None = None
+
         def hear(event: Event) -> None:
+            nonlocal brought
             if left is None or not isinstance(event, Progress) or any(one.kind == "deadline_near" for one in self.events):
                 return
-            needed = time_needed(event)
+            if brought is None:  # what an earlier call computed is no measure of this one's speed
+                brought = event.ok + event.failed if event.elapsed_s < FIRST_LOOK_S else 0
+            needed = time_needed(event, brought)
             if needed is not None and event.elapsed_s + needed > left.total_seconds():
                 self.happened(
                     "deadline_near",
@@ -267,6 +272,8 @@ NEWS: Final = timedelta(days=1)
 """After it, what could not be told of a night that is done is not told any more."""
 NO_LIMIT_USD: Final = 1e12
 """More than any night costs: for a run that was planned with a budget by a job that has none any more."""
+FIRST_LOOK_S: Final = 5.0
+"""Rows that are done so soon are an earlier call's."""
 EARLY: Final = 0.1
 """Share of the rows that must be done before it is foretold when all will be."""
 
@@ -274,12 +281,13 @@ EARLY: Final = 0.1
 # --- pure pieces ---------------------------------------------------------------------------------------------------------------------
 
 
-def time_needed(progress: Progress) -> float | None:
-    """Seconds until all rows are done, at the speed so far; None while it is too early to tell."""
-    done = progress.ok + progress.failed
-    if done < EARLY * progress.rows or not done or progress.elapsed_s <= 0:
+def time_needed(progress: Progress, brought: int = 0) -> float | None:
+    """Seconds until all rows are done, at the speed so far; None while it is too early to tell. `brought`: rows that were done before."""
+    done = progress.ok + progress.failed - brought
+    left = progress.rows - brought
+    if done < EARLY * left or done <= 0 or progress.elapsed_s <= 0:
         return None
-    return (progress.rows - done) * progress.elapsed_s / done
+    return (left - done) * progress.elapsed_s / done
 
 
 def facts_of(plan: Plan) -> dict[str, str]:

@@ -507,6 +507,24 @@ def test_when_all_rows_will_be_done_is_foretold_from_the_speed_so_far() -> None:
     assert time_needed(progress(25, 60)) == pytest.approx(180)
     assert time_needed(progress(100, 60)) == 0
     assert time_needed(progress(0, 60, rows=0)) is None
+    assert time_needed(progress(75, 60), brought=50) == pytest.approx(60)
+    assert time_needed(progress(50, 60), brought=50) is None
+
+
+async def test_what_an_earlier_call_computed_is_no_measure_of_speed(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    complete = house.complete
+
+    async def resumed(planned: Any, how: Any, hear: Any = None) -> Any:
+        hear(progress(80, 1))  # 80 rows are there from before
+        hear(progress(82, 900))  # 15 minutes for 2 rows; the deadline is in 30, and 18 are left
+        hear(progress(83, 1200))
+        return await complete(planned, how, hear)
+
+    house.complete = resumed  # type: ignore[method-assign]
+    record = (await night(house, tmp_path, job_of(deadline="30m"))).record
+    assert "deadline_near" in [event.kind for event in record.events]
 
 
 async def test_a_deadline_that_will_be_missed_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
