@@ -15,6 +15,7 @@ import typer
 from cli import options as o
 from cli.output import emit, say
 from cli.policy import guarded, session
+from cli.report import usd
 
 if TYPE_CHECKING:
     from cli.work import Where
@@ -77,7 +78,7 @@ def list_(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = Fa
         print(
             session.clean(
                 f"{one.space.name}: version {latest.version} of {latest.at:%Y-%m-%d %H:%M} UTC, {latest.rows:,} rows x {one.dimensions}, "
-                f"{_size(latest.bytes)} in {latest.fragments} files, {len(one.nights)} nights for ${one.usd:.2f} "
+                f"{_size(latest.bytes)} in {latest.fragments} files, {len(one.nights)} nights for {usd(one.usd)} "
                 f"({one.space.parameters.model})"
             )
         )
@@ -110,7 +111,7 @@ def show(name: Name, stack: o.Stack = None, facts: o.Facts = None, json_output: 
         night = nights.get(one.version)
         what = (
             f"{night.night}: {night.added:,} added, {night.changed:,} changed, {night.removed:,} removed, {night.failed:,} failed, "
-            f"${night.usd:.2f}"
+            f"{usd(night.usd)}"
             if night
             else one.night or "compaction or settings"
         )
@@ -254,7 +255,9 @@ def _with_home(where: Where, main: Callable[[Home], Awaitable[T]]) -> T:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    from nights.report.text import size
+
+    return size(count)
 
 
 def _record(one: Overview) -> dict[str, Any]:

@@ -52,11 +52,6 @@ class JobFile:
         return None if self.job.out is None else self._place(_filled(self.job.out, job=self.name, date=str(night), run=run))
 
     @property
-    def out_names_run(self) -> bool:
-        """The output's name has the run's id in it, so that it is known only when the run is planned."""
-        return self.job.out is not None and "{run}" in self.job.out
-
-    @property
     def suite(self) -> Path | None:
         """The suite's file."""
         return None if self.job.suite is None else Path(self._place(self.job.suite))

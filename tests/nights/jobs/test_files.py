@@ -91,7 +91,6 @@ def test_paths_begin_at_the_folder_that_holds_jobs(write: Write, tmp_path: Path,
     here = find_job(Path("jobs"), "reviews")
     assert here.dataset("2026-01-02") == ("data/2026-01-02/*.parquet", "s3://b/reviews/", "/abs.csv")
     assert here.out("2026-01-02", "r-1") == "out/reviews-2026-01-02-r-1.parquet"
-    assert here.out_names_run
     monkeypatch.chdir("/")
     there = find_job(tmp_path / "jobs", "reviews")
     assert there.dataset("2026-01-02")[0] == str(tmp_path / "data/2026-01-02/*.parquet")

@@ -76,6 +76,9 @@ def test_list_tells_what_there_is(stack: dict[str, str]) -> None:
     said = run(stack, "list")
     assert said.startswith("reviews: version 3 of ")
     assert "23 rows x 8" in said
+    assert "3 nights for $0.00" in said
+    assert "3 nights for $0.00 " not in said  # less than a cent is told, not rounded away
+    assert " kB in " in said
     [one] = run(stack, "list", "--json")["spaces"]
     assert (one["space"], one["version"], one["rows"], one["dimensions"], one["nights"]) == ("reviews", 3, 23, 8, 3)
     assert one["usd_estimated"] > 0
