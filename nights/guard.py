@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from contract.errors import UsageError
 from contract.models import RowOptions, TaskKind
 from nights.runner import Runner
 from pipelines.dataset import find_files, open_reader
 from pipelines.dataset.reader import Reader
 from pipelines.dataset.streams import Source
+from pipelines.outputs import output_names
 
 LOOKED_AT: Final = 1000
 """Records of a JSON dataset."""
 Accept = Literal["shrink", "schema"]
+_WILD: Final = re.compile(r"[*?\[]")
+_PARTS: Final = re.compile(r"(\*\*/|\*\*|\*|\?)")
+_GLOB: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _KINDS: Final[Mapping[type, str]] = {bool: "bool", int: "number", float: "number", str: "text", list: "list", dict: "object"}
 
 
@@ -83,6 +90,39 @@ def _both(known: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
             kinds = {kind, other[name]} - {"null"}
             both[name] = kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "null"
     return both
+
+
+def check_out(dataset: Sequence[str], out: str | None) -> None:
+    """Refuse an output that the dataset takes in: the next night would send last night's answers as rows, and each night more of them.
+    Raises UsageError."""
+    if out is None:
+        return
+    names = output_names(out)
+    for named in dataset:
+        for made in (names.out, names.errors, names.seal):
+            if _takes_in(named, made):
+                raise UsageError(
+                    f"the output lies in the dataset {named}, so that the next night would take {made.rpartition('/')[2]} for rows.",
+                    where="out",
+                    fix="Write it to a folder that the dataset does not name.",
+                )
+
+
+def _takes_in(named: str, made: str) -> bool:
+    """Whether a file of this name is one that `find_files` finds there. Folders leave out what begins with `_` or `.`."""
+    if named.startswith("s3://") != made.startswith("s3://"):
+        return False
+    if not named.startswith("s3://"):
+        named, made = os.path.realpath(named), os.path.join(os.path.realpath(os.path.dirname(made)), os.path.basename(made))
+    if wild := _WILD.search(named):
+        begin = named.rfind("/", 0, wild.start()) + 1
+        taken = re.fullmatch("".join(_GLOB.get(part, re.escape(part)) for part in _PARTS.split(named)), made) is not None
+    elif os.path.isfile(named):
+        return False
+    else:
+        begin = len(named.rstrip("/")) + 1
+        taken = made.startswith(named.rstrip("/") + "/")
+    return taken and not any(part.startswith(("_", ".")) for part in made[begin:].split("/"))
 
 
 def shrunk(rows: int, before: int, most_percent: float, since: str) -> Doubt | None:

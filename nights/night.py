@@ -26,7 +26,7 @@ from contract.errors import BadFiles, DatasetError, InfrastructureError, Nightba
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind
 from contract.store import probe_mode
-from nights.guard import Accept, Doubt, keep_columns, kept_columns, look, schema_changed, shrunk
+from nights.guard import Accept, Doubt, check_out, keep_columns, kept_columns, look, schema_changed, shrunk
 from nights.jobs.files import JobFile
 from nights.jobs.model import Job
 from nights.jobs.schedule import deadline_at
@@ -34,7 +34,7 @@ from nights.lease import lease, who_am_i
 from nights.notify import Failures, ping, tell
 from nights.record import NOT_STARTED, Brought, CanaryResult, EventKind, NightEvent, NightRecord, NightState, Records, differences
 from nights.report.text import usd
-from nights.report.write import night_key, report_night
+from nights.report.write import FULL, night_key, report_night
 from nights.runner import Runner
 from pipelines.follow import Event, Events, Progress
 from pipelines.outputs import Dtype
@@ -204,7 +204,8 @@ class Tonight:
         brought = self.record.brought
         # Another night's, which paid for what it computed. One that was planned since this night began is of another process that does this
         # very night as well, or of a call of it whose record was lost.
-        if planned.existing and plan.run not in self.record.runs and plan.created_at <= self.record.began:
+        known = self.before is not None and plan.run in self.before.runs
+        if planned.existing and plan.run not in self.record.runs and (known or plan.created_at <= self.record.began):
             earlier = await read_summary(self.runner.store, planned.uri.keys)
             if earlier is not None:
                 rows = earlier.rows if earlier.state == "complete" else earlier.ok + earlier.failed
@@ -532,6 +533,7 @@ async def check_dataset(tonight: Tonight, task: TaskKind) -> tuple[tuple[str, ..
     """Tonight's dataset as planning takes it, and what a person must say about its columns. Facts and notices go into the record."""
     job = tonight.job
     dataset = tonight.file.dataset(tonight.date)
+    check_out(dataset, tonight.file.out(tonight.date, "RUN"))
     seen = await look(tonight.runner, dataset, task, tonight.rows())
     doubts: list[Doubt] = []
     notices: tuple[str, ...] = ()
@@ -626,6 +628,15 @@ async def plan_again_if_columns_changed(tonight: Tonight, request: PlanRequest) 
 
 
 def make_folder(out: str) -> None:
-    """A night's output often has its date in a folder's name, which nobody made."""
-    if not out.startswith("s3://"):
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
+    """A night's output often has its date in a folder's name, which nobody made. Raises UsageError where there can be none; OSError where
+    the disk is full."""
+    if out.startswith("s3://"):
+        return
+    folder = Path(out).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        why = f"this folder of the job's output cannot be made ({error.strerror})."
+        raise UsageError(why, where=str(folder), fix="Name another place in `out`.") from None

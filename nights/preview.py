@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from contract.models import TaskKind
-from nights.guard import Doubt, kept_columns, look, schema_changed
+from nights.guard import Doubt, check_out, kept_columns, look, schema_changed
 from nights.jobs.files import JobFile
 from nights.night import Call, Tonight, check_rows, plan_request
 from nights.record import NightRecord, Records
@@ -87,7 +87,9 @@ def _open(tonight: Tonight, doubts: Sequence[Doubt]) -> tuple[Doubt, ...]:
 
 
 async def _columns(tonight: Tonight, task: TaskKind) -> tuple[list[Doubt], tuple[str, ...]]:
-    seen = await look(tonight.runner, tonight.file.dataset(tonight.date), task, tonight.rows())
+    dataset = tonight.file.dataset(tonight.date)
+    check_out(dataset, tonight.file.out(tonight.date, "RUN"))
+    seen = await look(tonight.runner, dataset, task, tonight.rows())
     if tonight.before is None:
         return [], ()
     doubt, notices = schema_changed(seen.columns, kept_columns(tonight.before.facts.get("columns")), tonight.before.date)

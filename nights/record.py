@@ -154,6 +154,15 @@ class NightRecord(Model, frozen=True, kw_only=True):
         return self.state in ("done", "failed")
 
 
+def _is_date(text: str) -> bool:
+    """Not so of `2026-02-31`, which somebody left in the bucket."""
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_date(text: str) -> date:
     """`2026-11-30`. Raises UsageError."""
     try:
@@ -208,7 +217,7 @@ class Records:
         """Dates of a job's records, oldest first."""
         root = self.root(job)
         names = [info.key.removeprefix(root) async for info in self.store.list(root)]
-        return tuple(sorted(found[1] for name in names if (found := DATED.fullmatch(name))))
+        return tuple(sorted(found[1] for name in names if (found := DATED.fullmatch(name)) and _is_date(found[1])))
 
     async def good(self, job: str, *, before: str) -> NightRecord | None:
         """The last night of an earlier date that is done: what tonight is compared with. One that cannot be read is none: tonight does not

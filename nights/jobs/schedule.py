@@ -23,6 +23,8 @@ SKIP_AFTER: Final = timedelta(hours=2)
 GRACE: Final = timedelta(hours=1)
 """How long after it was due a night that nobody began is not spoken of."""
 MOST_MISSED: Final = 31
+FIRST_DAY: Final = datetime(2, 1, 1, tzinfo=UTC)
+"""Before it, and in the calendar's last year, there is no room for zones and days around it: no schedule has a night then."""
 _WINDOWS: Final = (timedelta(days=2), timedelta(days=9), timedelta(days=64), timedelta(days=800), timedelta(days=366 * 51))
 """How far back is looked for the last night: a 29 February can be eight years ago."""
 
@@ -61,6 +63,7 @@ class Night:
 
 def dues(timing: Timing, after: datetime) -> Iterator[Night]:
     """Nights that are due later than `after`, in order; ends where the schedule never comes again."""
+    after = max(after, FIRST_DAY)
     local = (after - timedelta(days=1)).astimezone(timing.zone)  # a whole day, so that no change of the clock is begun in its middle
     ticks = CronSim(timing.cron, local.replace(microsecond=0))
     minute, hour = (int(part) for part in timing.cron.split()[:2])
@@ -85,7 +88,7 @@ def next_due(timing: Timing, after: datetime) -> Night | None:
 
 def last_due(timing: Timing, now: datetime) -> Night | None:
     """The latest night that is due by `now`."""
-    longest = now - datetime(2, 1, 1, tzinfo=UTC)
+    longest = now - FIRST_DAY
     for window in (window for window in _WINDOWS if window < longest):
         found = None
         for night in dues(timing, now - window):
@@ -111,6 +114,8 @@ def due_between(timing: Timing, after: datetime, until: datetime, most: int = MO
 
 def night_on(timing: Timing, day: date) -> Night | None:
     """The night of this date; None where the schedule has none then."""
+    if not FIRST_DAY.year < day.year < date.max.year:
+        return None
     begin = datetime.combine(day, time(), UTC) - timedelta(days=2)  # zones are up to 14 hours away
     return next((night for night in due_between(timing, begin, begin + timedelta(days=4)) if night.date == day), None)
 
@@ -161,7 +166,8 @@ def unstarted(timing: Timing, now: datetime, held: Collection[str], grace: timed
     past = [day for day in held if day <= (now + timedelta(days=1)).date().isoformat()]
     if not past:
         return ()
-    since = datetime.combine(date.fromisoformat(max(past)), time(), UTC) - timedelta(days=2)  # zones are up to 14 hours away
+    latest = datetime.combine(date.fromisoformat(max(past)), time(), UTC)
+    since = max(latest, now - _WINDOWS[-1]) - timedelta(days=2)  # zones are up to 14 hours away; a night of the year 1 is not counted from
     return tuple(night for night in due_between(timing, since, now - grace, MOST_MISSED + 4) if night.date.isoformat() > max(past))[
         -MOST_MISSED:
     ]
