@@ -65,6 +65,7 @@ def night(asked: NightAsked, call: Call) -> int:
     """Do one night of a job, go on with it, or say that there is nothing to do."""
     from nights.agenda import date_of, due_of, note_missing, standing
     from nights.jobs.files import find_job
+    from nights.lease import Held, given_up
     from nights.night import run_night
     from nights.record import parse_date
 
@@ -98,7 +99,17 @@ def night(asked: NightAsked, call: Call) -> int:
                 _say_told(await note_missing(file, records, stands.missing, now, but=date, environ=call.environ), progress)
                 folder = where_of(file, asked.where).options
                 session.resume = f"{program()} night {file.name} --date {date}{folder if asked.where.stack or asked.where.facts else ''}"
-                return await run_night(file, date, runner, replace(call, due=call.due or due_of(file, date)))
+                tonight = replace(call, due=call.due or due_of(file, date))
+                try:
+                    return await run_night(file, date, runner, tonight)
+                except Held as held:
+                    # A scheduler that looks every hour meets its own long night, and one whose runner was killed comes right after it.
+                    if not asked.if_due:
+                        raise
+                    progress.note(f"{held.what} Looking whether it still lives.")
+                    if await given_up(runner.store, records.lease(file.name)):
+                        return await run_night(file, date, runner, tonight)
+                    return held.what
 
     found = run_async(main)
     if isinstance(found, str):

@@ -59,7 +59,7 @@ async def standing(file: JobFile, records: Records, now: datetime) -> Standing:
             last = await records.get(file.name, dates[-1])
         except Damaged as error:  # tonight does not rest on it
             damage = str(error)
-    running = await holder(records.store, f"{records.root(file.name)}lease.json")
+    running = await holder(records.store, records.lease(file.name))
     schedule = file.job.schedule
     seen: Look | None = None
     missing: tuple[Night, ...] = ()

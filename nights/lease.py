@@ -16,7 +16,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -109,6 +109,19 @@ async def holder(store: Store, key: str) -> LeaseFile | None:
     """Who holds the lease now; None where nobody does."""
     there = await _read(store, key)
     return there if there is not None and _alive(there, store.now()) else None
+
+
+async def given_up(store: Store, key: str, *, look_s: float = 5.0, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> bool:
+    """Whether whoever holds the lease has left it: looks until a beat proves that it has not (at most BEAT_S where it lives), or until the
+    lease is over or old. For a scheduler's next runner, which comes seconds after the one before it was killed."""
+    first = await holder(store, key)
+    there = first
+    while there is not None and first is not None:
+        if (there.holder, there.beat) != (first.holder, first.beat):
+            return False
+        await sleep(look_s)
+        there = await holder(store, key)
+    return True
 
 
 def _alive(there: LeaseFile, now: datetime) -> bool:

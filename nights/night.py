@@ -353,7 +353,7 @@ async def run_night(file: JobFile, date: str, runner: Runner, call: Call = Call(
     if there is not None and there.state == "done":
         return Ended(await _tell_rest(Tonight(file, date, call, runner, records, there, None, list(there.events))), repeated=True)
     store.mode = await probe_mode(store, records.root())
-    async with lease(store, f"{records.root(job.name)}lease.json", job.name, date):
+    async with lease(store, records.lease(job.name), job.name, date):
         there = await records.get(job.name, date)
         if there is not None and there.state == "done":
             return Ended(there, repeated=True)

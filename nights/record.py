@@ -196,6 +196,10 @@ class Records:
         base = f"{self.prefix}/nights/" if self.prefix else "nights/"
         return f"{base}{job}/" if job is not None else base
 
+    def lease(self, job: str) -> str:
+        """Where the lease of a job is (nights/lease)."""
+        return f"{self.root(job)}lease.json"
+
     async def get(self, job: str, night: str) -> NightRecord | None:
         """None where there is none. Raises Damaged for one that cannot be read."""
         key = self.key(job, night)

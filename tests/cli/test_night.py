@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ from cli.app import app
 from cli.night import job_lines
 from nights.agenda import standing
 from nights.jobs.files import find_job
+from nights.lease import LeaseFile
 from nights.record import NightRecord, Records
 from tests.nights.kit import START, NightHouse
 from tests.pipelines.planning import write_jsonl
@@ -91,6 +93,25 @@ def test_a_failed_night_is_tried_again_by_the_next_call_and_one_that_asks_is_not
     desk.at("2026-03-11T01:30")
     assert "--accept shrink" in desk.type("night", "answers", "--if-due", code=1)
     assert "was begun already" in desk.type("night", "answers", "--if-due")
+
+
+def test_a_scheduler_that_meets_its_own_long_night_leaves_it_and_takes_over_a_dead_one(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.at("2026-03-10T01:30")
+    now = desk.house.now()
+    lease = LeaseFile(job="answers", date="2026-03-10", holder="x", who="another machine", since=now, beat=now)
+    desk.house.objects.write("nights/answers/lease.json", msgspec.json.encode(lease))
+    lives = True
+
+    async def looked(*_: Any) -> bool:
+        if not lives:
+            desk.house.objects.data.pop("nights/answers/lease.json")
+        return not lives
+
+    monkeypatch.setattr("nights.lease.given_up", looked)
+    assert "is being done by another machine" in desk.type("night", "answers", "--if-due")
+    assert "is being done by another machine" in desk.type("night", "answers", code=3)
+    lives = False
+    assert "done" in desk.type("night", "answers", "--if-due")
 
 
 def test_nights_that_did_not_start_are_noted_by_the_next_call(desk: Desk) -> None:

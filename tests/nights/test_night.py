@@ -19,7 +19,7 @@ from nights.agenda import note_missing
 from nights.jobs.files import JobFile
 from nights.jobs.model import Job
 from nights.jobs.schedule import Night
-from nights.lease import Held, LeaseFile, holder, this_machine
+from nights.lease import Held, LeaseFile, given_up, holder, this_machine
 from nights.night import Call, Ended, Tonight, run_night, time_needed
 from nights.record import NightRecord, Records
 from pipelines.follow import Progress
@@ -376,6 +376,25 @@ async def test_the_lease_of_a_process_of_this_machine_that_is_gone_is_taken_over
     await house.store.put("nights/answers/lease.json", msgspec.json.encode(living))
     with pytest.raises(Held):
         await night(house, tmp_path, date=NEXT)
+
+
+async def test_a_holder_that_beats_is_alive_and_one_that_is_silent_has_given_up() -> None:
+    house = NightHouse()
+    store = house.store
+    young = LeaseFile(job="answers", date=DATE, holder="x", who="another machine", since=START, beat=START)
+
+    async def looking(seconds: float) -> None:
+        house.objects.advance(seconds)
+
+    async def beating(seconds: float) -> None:
+        house.objects.advance(seconds)
+        await store.put("lease.json", msgspec.json.encode(msgspec.structs.replace(young, beat=house.now())))
+
+    assert await given_up(store, "lease.json", sleep=looking)  # nobody holds it
+    await store.put("lease.json", msgspec.json.encode(young))
+    assert not await given_up(store, "lease.json", sleep=beating)
+    assert await given_up(store, "lease.json", sleep=looking)
+    assert house.now() - START > timedelta(seconds=90)
 
 
 async def test_a_lease_from_the_future_of_a_clock_that_was_set_back_holds_nobody(tmp_path: Path) -> None:
