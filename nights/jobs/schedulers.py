@@ -9,9 +9,12 @@ that the zone has. No file holds a secret: they name variables.
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import os
 import re
+import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -49,6 +52,9 @@ KEYS: Final = (
 RUNNER_MINUTES: Final = 330
 """After this a hosted runner, which is stopped after 360 minutes, hands over."""
 MOST_RUNNERS: Final = 8
+MOST_BYTES: Final = 1 << 20
+"""Of a file that is compared with one that is made."""
+_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 _DAYS: Final = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 
 
@@ -227,7 +233,17 @@ def _due(job: JobFile) -> str:
 
 
 def _source(job: JobFile) -> str:
-    return f"{job.path.parent.name}/{job.path.name}"
+    return f"{_plain(job.path.parent.name)}/{job.path.name}"
+
+
+def _plain(folder: str) -> str:
+    """A folder's name as a comment may hold it: a line break would end the comment, and what follows would be the scheduler's."""
+    return re.sub(r"[^A-Za-z0-9._ -]", "?", folder)
+
+
+def _scalar(text: str) -> str:
+    """A text that YAML takes for a text: a stack may be called `1e5`, `true` or `null`."""
+    return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", text) and text.lower() not in _WORDS else f'"{text}"'
 
 
 # --- GitHub Actions ------------------------------------------------------------------------------------------------------------------
@@ -304,7 +320,7 @@ def _github_job(job: JobFile, how: How, name: str, before: str | None, *, last: 
         f"{after}"
         "    runs-on: ubuntu-24.04\n"
         f"    timeout-minutes: {RUNNER_MINUTES + 25}\n"
-        f"    environment: {job.job.stack}\n"
+        f"    environment: {_scalar(job.job.stack)}\n"
         "    permissions:\n"
         "      contents: read\n"
         f"{outputs}"
@@ -340,7 +356,7 @@ def _github_job(job: JobFile, how: How, name: str, before: str | None, *, last: 
 def _gitlab(jobs: Sequence[JobFile], how: How) -> Made:
     needed = sorted({*KEYS, *(name for job in jobs for name in job.job.env_names)})
     text = (
-        f"{_head('gitlab', f'{jobs[0].path.parent.name}/*.yaml', how)}"
+        f"{_head('gitlab', f'{_plain(jobs[0].path.parent.name)}/*.yaml', how)}"
         f"# In .gitlab-ci.yml:  include: [{{local: {PLACES['gitlab'][0]}/{PLACES['gitlab'][1]}}}]\n"
         "# GitLab keeps schedules outside of the repository; make them once, and again when one of these lines changes:\n"
         + "".join(
@@ -369,7 +385,7 @@ def _gitlab(jobs: Sequence[JobFile], how: How) -> Made:
             "  extends: .night\n"
             "  rules:\n"
             f'    - if: $CI_PIPELINE_SOURCE =~ /^(schedule|web)$/ && $NIGHT == "{job.name}"\n'
-            f"  environment: {{name: {job.job.stack}, action: access}}\n"
+            f"  environment: {{name: {_scalar(job.job.stack)}, action: access}}\n"
             f"  resource_group: night-{job.name}\n"
         )
     return Made(f"{PLACES['gitlab'][0]}/{PLACES['gitlab'][1]}", text)
@@ -433,7 +449,7 @@ def _systemd(job: JobFile, how: How) -> tuple[Made, Made]:
 
 def _crontab(jobs: Sequence[JobFile], how: How) -> Made:
     text = (
-        f"{_head('cron', f'{jobs[0].path.parent.name}/*.yaml', how)}"
+        f"{_head('cron', f'{_plain(jobs[0].path.parent.name)}/*.yaml', how)}"
         "# Install: crontab FILE, or its lines into your own crontab.\n"
         "# Not every cron knows time zones (CRON_TZ is cronie's), and each has its own way with clocks that change. So cron looks every\n"
         "# hour, at the minute that the job is due in UTC, and `--if-due` decides: it costs one look at the bucket.\n"
@@ -463,20 +479,31 @@ def standing(target: Target, root: Path) -> tuple[str, ...]:
     return tuple(sorted(str(path.relative_to(root)) for path in (root / folder).glob(pattern) if _ours(path)))
 
 
-def _ours(path: Path) -> bool:
+def _text(path: Path, most: int = MOST_BYTES) -> str:
+    """The beginning of a regular file; a pipe or a device in its place would be read for ever. Raises OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read(most).decode("utf-8", "replace")
+
+
+def _first_line(path: Path) -> str:
+    """Empty where it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return MARK in file.readline(1000)
+        return _text(path, 1000).partition("\n")[0]
     except OSError:
-        return False
+        return ""
+
+
+def _ours(path: Path) -> bool:
+    return MARK in _first_line(path)
 
 
 def folder_of(root: Path) -> str | None:
     """The --folder that the files in the project were made with, so that it need not be said again."""
     for target in ("systemd", "cron"):
         for name in standing(target, root):
-            with open(root / name, encoding="utf-8", errors="replace") as file:
-                found = re.search(r" --folder (/[A-Za-z0-9._/-]*)`", file.readline(1000))
+            found = re.search(r" --folder (/[A-Za-z0-9._/-]*)`", _first_line(root / name))
             if found is not None:
                 return found[1]
     return None
@@ -488,12 +515,12 @@ def differences(target: Target, made: Sequence[Made], root: Path) -> tuple[Diffe
     for one in made:
         path = root / one.path
         try:
-            there = path.read_text(encoding="utf-8")
+            there = _text(path)
         except FileNotFoundError:
             found.append(Difference(one.path, "missing", _diff("", one.text, one.path)))
             continue
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8'}).", where=str(path)) from None
+        except OSError as error:
+            raise UsageError(f"cannot be read ({error.strerror}).", where=str(path), fix="Move it away.") from None
         if there != one.text:
             found.append(Difference(one.path, "differs", _diff(there, one.text, one.path)))
     wanted = {one.path for one in made}
@@ -518,12 +545,24 @@ def write(target: Target, made: Sequence[Made], root: Path) -> Iterator[tuple[st
             raise UsageError("was not made by this command, and is not replaced.", where=one.path, fix="Move it away, or rename the job.")
     for one in found:
         path = root / one.path
-        if one.what == "nothing makes it":
-            path.unlink()
-            yield one.path, "removed"
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(texts[one.path], encoding="utf-8")
-        os.replace(draft, path)
+        try:
+            if one.what == "nothing makes it":
+                path.unlink()
+                yield one.path, "removed"
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, texts[one.path])
+        except OSError as error:
+            raise UsageError(f"cannot be written ({error.strerror}).", where=str(path), fix="May this folder be written to?") from None
         yield one.path, "wrote"
+
+
+def _replace(path: Path, text: str) -> None:
+    """The whole file or none; a link in its place is replaced, not followed. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -448,3 +449,69 @@ def test_made_files_are_the_same_every_time(project: Path) -> None:
     for target in TARGETS:
         one, two = (json.dumps(made(target, *load_jobs(project / "jobs"))) for _ in range(2))
         assert one == two
+
+
+# --- what lies in the way ------------------------------------------------------------------------------------------------------------
+
+
+def in_the_way(project: Path) -> Path:
+    path = project / ".github/workflows/night-answers.yml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize("thing", ["pipe", "device", "folder", "loop"])
+def test_what_is_no_file_is_refused_and_not_waited_for(project: Path, thing: str) -> None:
+    path = in_the_way(project)
+    put: dict[str, Callable[[], None]] = {
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "folder": path.mkdir,
+        "loop": lambda: path.symlink_to(path.name),
+    }
+    put[thing]()
+    made, _ = make("github", load_jobs(project / "jobs"), HOW)
+    assert standing("github", project) == ()
+    with pytest.raises(UsageError, match="cannot be read"):
+        differences("github", made, project)
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(write("github", made, project))
+
+
+def test_a_link_is_replaced_and_what_it_points_at_stays_as_it_is(project: Path) -> None:
+    path = in_the_way(project)
+    made, _ = make("github", load_jobs(project / "jobs"), HOW)
+    mine = project / "mine.yml"
+    mine.write_text(made[0].text + "# mine\n")
+    path.symlink_to(mine)
+    assert list(write("github", made, project)) == [(made[0].path, "wrote")]
+    assert not path.is_symlink()
+    assert mine.read_text().endswith("# mine\n")
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence_and_leaves_no_draft(project: Path) -> None:
+    (project / ".github").symlink_to("/proc/self")
+    made, _ = make("github", load_jobs(project / "jobs"), HOW)
+    with pytest.raises(UsageError, match="cannot be written"):
+        list(write("github", made, project))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_name_becomes_a_line_of_its_own_or_another_type(target: Target, tmp_path: Path) -> None:
+    folder = tmp_path / "jobs\nrun: evil\n${{ secrets.X }}"
+    folder.mkdir()
+    for name, stack in (("null", "1e5"), ("1e3", "on"), ("a", "0x1f")):
+        text = JOB.replace("stack: prod", f'stack: "{stack}"') + 'description: "${{ secrets.HIDDEN }} $(id) `id`"\n'
+        (folder / f"{name}.yaml").write_text(text)
+    made, _ = make(target, load_jobs(folder), HOW)
+    for one in made:
+        assert "evil" not in one.text.replace("run? evil", "")
+        assert "HIDDEN" not in one.text
+        assert "$(id)" not in one.text
+        if target in ("github", "gitlab"):
+            read = yaml.safe_load(one.text)
+            jobs = read["jobs"].values() if target == "github" else [job for key, job in read.items() if key.startswith("night-")]
+            environments = [job["environment"] for job in jobs]
+            names = [place if target == "github" else place["name"] for place in environments]
+            assert names
+            assert all(isinstance(name, str) for name in names)
