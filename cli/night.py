@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cli.output import emit, say
 from cli.policy import program, session
@@ -19,6 +20,7 @@ from contract.errors import NightbatchError, UsageError
 
 if TYPE_CHECKING:
     from contract.facts import Stack
+    from contract.store import Store
     from nights.agenda import Missed, Standing
     from nights.jobs.files import JobFile
     from nights.night import Call, Ended
@@ -270,6 +272,10 @@ def preview_lines(found: Preview) -> list[str]:
 # --- jobs ----------------------------------------------------------------------------------------------------------------------------
 
 
+AT_ONCE: Final = 8
+"""Jobs of a stack that are asked for together."""
+
+
 @dataclass(frozen=True)
 class Listed:
     """A job in the list. `problem`: why its nights could not be read."""
@@ -287,7 +293,7 @@ def jobs(folder: Path, where: Where) -> int:
     problem = bad_files(mistakes) if mistakes else None
 
     async def main() -> list[Listed]:
-        return [await _listed(file, where) for file in files]
+        return await _listed(files, where)
 
     found = run_async(main)
     if session.json_output:
@@ -306,20 +312,57 @@ def jobs(folder: Path, where: Where) -> int:
     return 0
 
 
-async def _listed(file: JobFile, where: Where) -> Listed:
+async def _listed(files: Sequence[JobFile], where: Where) -> list[Listed]:
+    """Stacks are asked beside one another, and each store is waited for once, not once for each of its jobs."""
+    stacks: dict[str | None, list[JobFile]] = {}
+    for file in files:
+        stacks.setdefault(where_of(file, where).stack, []).append(file)
+    groups = await asyncio.gather(*(_listed_of(group, replace(where, stack=stack)) for stack, group in stacks.items()))
+    found = {one.file.path: one for group in groups for one in group}
+    return [found[file.path] for file in files]
+
+
+async def _listed_of(files: Sequence[JobFile], where: Where) -> list[Listed]:
+    """Jobs of one stack. When its store does not answer, the others are not asked for any more."""
+    from contract.errors import StoreUnavailable
     from nights.agenda import standing
-    from pipelines.work import buckets_of
+    from nights.record import Records
 
     try:
-        stack = await find_stack(where_of(file, where))
-        async with buckets_of(stack) as buckets:
-            from nights.record import Records
-
-            records = Records(buckets.main, stack.facts.store.prefix.strip("/"))
-            await buckets.main.head(records.key(file.name, "now"))
-            return Listed(file, await standing(file, records, buckets.main.now()))
+        stack = await find_stack(where)
     except NightbatchError as error:
-        return Listed(file, None, str(error))
+        return [Listed(file, None, str(error)) for file in files]
+    store = reading(stack)
+    records = Records(store, stack.facts.store.prefix.strip("/"))
+    few = asyncio.Semaphore(AT_ONCE)
+    away: list[str] = []
+
+    async def one(file: JobFile) -> Listed:
+        async with few:
+            if away:
+                return Listed(file, None, away[0])
+            try:
+                return Listed(file, await standing(file, records, store.now()))
+            except StoreUnavailable as error:
+                away.append(str(error))
+                return Listed(file, None, str(error))
+            except NightbatchError as error:
+                return Listed(file, None, str(error))
+
+    try:
+        await store.head(records.key(files[0].name, "now"))  # so that the store has told its time
+        return list(await asyncio.gather(*(one(file) for file in files)))
+    except NightbatchError as error:
+        return [Listed(file, None, str(error)) for file in files]
+    finally:
+        await store.close()
+
+
+def reading(stack: Stack) -> Store:
+    """The stack's bucket for a list that a person waits for: it gives up sooner than a night does."""
+    from contract.store import S3Store
+
+    return S3Store(stack.secrets.s3, timeout_s=15.0, max_attempts=2)
 
 
 def job_record(one: Listed) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 import cli.night
 from cli.app import app
 from cli.night import job_lines
+from contract.errors import StoreUnavailable
+from contract.memory import MemoryStore
 from nights.agenda import standing
 from nights.jobs.files import find_job
 from nights.lease import LeaseFile
@@ -198,3 +200,56 @@ async def test_the_list_says_how_each_job_stands(desk: Desk) -> None:
     desk.house.objects.data[records.key("answers", "2026-03-10")] = b"{}"
     damaged = job_lines([cli.night.Listed(file, await standing(file, records, desk.house.now()))])
     assert "last  not known: s3://" in damaged[1]
+
+
+# --- many jobs, and stores that do not answer ----------------------------------------------------------------------------------------
+
+
+def many(desk: Desk, monkeypatch: pytest.MonkeyPatch, store: MemoryStore, count: int = 500) -> list[dict[str, Any]]:
+    """`jobs --json` over that many job files."""
+    for number in range(count - 1):
+        (desk.folder / "jobs" / f"job-{number}.yaml").write_text(json.dumps({**JOB, "out": f"out-{number}-{{date}}.jsonl"}))
+
+    async def stack(*_: Any) -> Any:
+        return desk.house.stack
+
+    monkeypatch.setattr(cli.night, "find_stack", stack)
+    monkeypatch.setattr(cli.night, "reading", lambda stack: store)
+    found: list[dict[str, Any]] = json.loads(desk.type("jobs", "--json"))["jobs"]
+    return found
+
+
+def test_a_store_that_does_not_answer_is_waited_for_once_and_not_for_each_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def away(op: str, key: str) -> None:
+        asked.append(key)
+        raise StoreUnavailable("the store does not answer.", where="s3://memory")
+
+    found = many(desk, monkeypatch, MemoryStore(desk.house.objects, hook=away))
+    assert len(asked) == 1
+    assert len(found) == 500
+    assert all("does not answer" in one["problem"] for one in found)
+
+
+def test_a_store_that_goes_away_in_the_middle_is_not_asked_for_the_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def away(op: str, key: str) -> None:
+        asked.append(key)
+        if len(asked) > 1:
+            raise StoreUnavailable("the store does not answer.", where="s3://memory")
+
+    found = many(desk, monkeypatch, MemoryStore(desk.house.objects, hook=away))
+    assert len(asked) <= 1 + cli.night.AT_ONCE
+    assert all(one["problem"] for one in found)
+
+
+def test_one_damaged_record_hides_no_other_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.at("2026-03-10T01:30")
+    desk.type("night", "answers")
+    desk.house.objects.data["nights/job-1/2026-03-10.json"] = b"damaged"
+    found = {one["job"]: one for one in many(desk, monkeypatch, desk.house.store, 5)}
+    assert "damaged" in found["job-1"]["problem"]
+    assert found["answers"]["last"]["state"] == "done"
+    assert [one["problem"] for name, one in found.items() if name != "job-1"] == [None] * 4
