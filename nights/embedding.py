@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from nights.facts import facts_of, facts_of_run
 from nights.guard import Doubt, shrunk
 from nights.jobs.model import Job
-from nights.night import Drift, Tonight, ask, check_dataset, check_rows, facts_of, finish_well, generate, make_folder
+from nights.night import Drift, Tonight, ask, check_dataset, check_rows, finish_well, generate, make_folder
 from nights.record import CanaryResult, SpaceNight
 from nights.report.text import usd
 from nights.runner import Runner
-from nights.spaces.canary import Thresholds, canary_request, facts_of_run, judge_canary, keep_canary, read_canary
+from nights.spaces.canary import Thresholds, canary_request, judge_canary, keep_canary, read_canary
 from nights.spaces.fingerprint import Parameters
-from nights.spaces.table import Home, Space, home_of_runner, open_space, peek_space
+from nights.spaces.table import Home, Space, home_of_runner, open_space, peek_space, snapshots
 from nights.spaces.update import Difference, applied, apply, difference
 from pipelines.dataset import find_files, open_reader
 from pipelines.dataset.reader import Reader
@@ -29,6 +31,9 @@ from pipelines.plan import PlannedRun, PlanRequest
 from pipelines.scratch import scratch_folder
 from pipelines.summary import read_summary
 from pipelines.work import Finished
+
+LOOKED_BACK: Final = 16
+"""Versions in which the last one of a night is looked for; compactions make the others."""
 
 
 def parameters_of(job: Job, runner: Runner) -> Parameters:
@@ -69,7 +74,7 @@ async def embed(tonight: Tonight) -> None:
         await tonight.note_down(
             rows=found.rows, skipped=found.skipped, space=_planned(space, found), facts={**tonight.record.facts, **_known(tonight)}
         )
-        ask(tonight, check_rows_of_space(tonight, found))
+        ask(tonight, await check_space(tonight, found))
         canary = await _canary(tonight, space, found, folder)
         finished = await _compute(tonight, found, folder)
         night = await apply(space, found, finished, folder, job=job.name, night=tonight.date)
@@ -107,6 +112,24 @@ def _planned(space: Space, found: Difference) -> SpaceNight:
         removed=found.removed,
         unchanged=found.unchanged,
     )
+
+
+async def check_space(tonight: Tonight, found: Difference) -> list[Doubt]:
+    """What a person must say before the space is touched: whose it is, and how many rows it would have."""
+    doubts = check_rows_of_space(tonight, found)
+    if found.version is None or found.empty:
+        return doubts
+    versions = await asyncio.to_thread(snapshots, found.space, LOOKED_BACK)
+    last = next((one for one in versions if one.job is not None), None)
+    if last is not None and last.job != tonight.job.name:
+        doubts.append(
+            Doubt(
+                "writer",
+                f"space {found.space.name} is kept by another job, {last.job}, which wrote its version {last.version} on {last.night}; "
+                f"this one would change {found.changed:,} of its rows and remove {found.removed:,}",
+            )
+        )
+    return doubts
 
 
 def check_rows_of_space(tonight: Tonight, found: Difference) -> list[Doubt]:

@@ -11,6 +11,7 @@ What each kind of job does is in `embedding` and `evaluation`; `generate` is her
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
@@ -26,6 +27,7 @@ from contract.errors import BadFiles, DatasetError, InfrastructureError, Nightba
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind
 from contract.store import probe_mode
+from nights.facts import facts_of, facts_of_run
 from nights.guard import Accept, Doubt, check_out, keep_columns, kept_columns, look, schema_changed, shrunk
 from nights.jobs.files import JobFile
 from nights.jobs.model import Job
@@ -289,20 +291,6 @@ def time_needed(progress: Progress, brought: int = 0) -> float | None:
     if done < EARLY * left or done <= 0 or progress.elapsed_s <= 0:
         return None
     return (left - done) * progress.elapsed_s / done
-
-
-def facts_of(plan: Plan) -> dict[str, str]:
-    """What a night was made with, for the next one to say what changed."""
-    infra = plan.infra
-    found = {
-        "model": plan.task.model,
-        "revision": plan.task.revision,
-        "endpoint": infra.endpoint,
-        "image": infra.image,
-        "gpu": infra.gpu,
-        "usd_per_second": f"{infra.usd_per_second:g}",
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def outcome(error: BaseException) -> tuple[NightState, str, EventKind]:
@@ -603,7 +591,8 @@ async def generate(tonight: Tonight) -> None:
     assert out is not None
     make_folder(out)
     finished = await tonight.complete(planned, out)
-    await tonight.note_down(out=out)
+    made_with = {**await facts_of_run(tonight.runner.store, finished.plan), "text": text_fact(tonight.rows())}
+    await tonight.note_down(out=out, facts={**tonight.record.facts, **made_with})
     if finished.judged is not None and not finished.judged.clean:
         sentence = str(finished.judged.failure())
         tonight.happened("failure", sentence, "verify")
@@ -611,6 +600,15 @@ async def generate(tonight: Tonight) -> None:
         return
     cost = usd(tonight.record.usd_estimated) if tonight.record.sent else "nothing new to compute, $0"
     await finish_well(tonight, f"{finished.result.ok:,} of {finished.result.rows:,} rows done ({cost}), in {out}")
+
+
+def text_fact(rows: RowOptions) -> str:
+    """What makes a row's text, so that another prompt is a change that is told; a prompt itself is too long for that."""
+    if rows.prompt is not None:
+        return f"prompt {hashlib.sha256(rows.prompt.encode()).hexdigest()[:12]}"
+    if rows.column is not None:
+        return f"column {rows.column}"
+    return f"messages {rows.messages_column}" if rows.messages_column is not None else "as it is"
 
 
 async def plan_again_if_columns_changed(tonight: Tonight, request: PlanRequest) -> PlannedRun:

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from contract.errors import ContractError, NotAsWanted
-from contract.keys import RunKeys, RunUri
-from contract.models import VERSION, Commit, Count, Hex64, Instant, Model, PartCommit, Plan, decode, decode_stored, encode
+from contract.errors import NotAsWanted
+from contract.models import VERSION, Count, Hex64, Instant, Model, decode_stored, encode
 from contract.rows import InputDigest, row_digest
-from contract.store import Store, get_or_none, put_first
+from contract.store import get_or_none, put_first
+from nights.facts import facts_of_run
 from nights.record import CanaryResult
 from nights.spaces import table as tables
 from nights.spaces.table import Space
@@ -127,27 +127,6 @@ def _choose(space: Space, difference: Difference, rows: int) -> tuple[CanaryRow,
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------------------
-
-
-async def facts_of_run(store: Store, plan: Plan) -> dict[str, str]:
-    """What a run's vectors were made with, from its plan and from one of its commits."""
-    facts = {"model": plan.infra.model, "gpu": f"{plan.infra.gpu_count} x {plan.infra.gpu}" if plan.infra.gpu_count > 1 else plan.infra.gpu}
-    if plan.task.revision:
-        facts["revision"] = plan.task.revision
-    if plan.infra.image:
-        facts["image"] = plan.infra.image
-    keys: RunKeys = RunUri.parse(plan.run).keys
-    async for info in store.list(keys.commits_prefix()):
-        try:
-            commit: Commit = decode((await store.get(info.key)).data, Commit, where=info.key)
-        except ContractError:
-            continue
-        if isinstance(commit, PartCommit):
-            facts.update({name: commit.versions[name] for name in ("vllm", "torch", "dtype") if name in commit.versions})
-            if commit.image:
-                facts["image"] = commit.image
-            break
-    return facts
 
 
 def changed_facts(kept: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:

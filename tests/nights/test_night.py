@@ -471,7 +471,11 @@ async def test_what_changed_since_the_last_good_night_is_said(tmp_path: Path) ->
     facts = msgspec.structs.replace(house.stack.facts, endpoints=(house.stack.facts.endpoints[0], cheaper))
     house.stack = type(house.stack)(facts, house.stack.secrets)
     rows(tmp_path, text="another {n}")
-    record = (await night(house, tmp_path, date=NEXT)).record
+    house.vllm = "0.26.0"
+    changed = job_of(column=None, prompt="Say {text}.", params={"max_tokens": 5})
+    record = (await night(house, tmp_path, changed, date=NEXT)).record
+    assert "vllm: 0.25.1 -> 0.26.0" in record.changed
+    assert any(line.startswith("text: column text -> prompt ") for line in record.changed)
     assert "usd_per_second: 0.00019 -> 0.0001" in record.changed
     assert any(line.startswith("dataset: ") for line in record.changed)
 

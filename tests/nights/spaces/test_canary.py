@@ -9,6 +9,7 @@ import pytest
 
 from contract.errors import NotAsWanted
 from contract.rows import RowError
+from nights.facts import facts_of_run
 from nights.record import CanaryResult
 from nights.spaces.canary import (
     CanaryFile,
@@ -16,7 +17,6 @@ from nights.spaces.canary import (
     Thresholds,
     canary_request,
     compare,
-    facts_of_run,
     forget_canary,
     judge_canary,
     keep_canary,
