@@ -207,6 +207,7 @@ PageOut = Annotated[
 ]
 NoRows = Annotated[bool, typer.Option("--no-rows", help="Leave row content out: ids and messages of failed rows, workers' words.")]
 StoreReport = Annotated[bool, typer.Option("--store", help="Keep the page beside the run, or the night's record, as well.")]
+Billed = Annotated[bool, typer.Option("--billed", help="Ask RunPod what it billed in the run's hours, beside plan and estimate.")]
 Index = Annotated[bool, typer.Option("--index", help="Instead of one: all of the stack's nights and runs, each with its page.")]
 Last = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="The index has so many; else 200.", show_default=False)]
 
@@ -216,6 +217,7 @@ class Accept(StrEnum):
 
     shrink = "shrink"
     schema = "schema"
+    writer = "writer"
 
 
 class Canary(StrEnum):
@@ -234,7 +236,7 @@ IfDue = Annotated[bool, typer.Option("--if-due", help="Only if the schedule says
 NightDryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be computed and what it would cost; do nothing.")]
 AcceptOption = Annotated[
     list[Accept] | None,
-    typer.Option("--accept", help="The dataset shrank, or its columns changed, and that is right.", show_default=False),
+    typer.Option("--accept", help="The dataset shrank, its columns changed, the space was another job's: so be it.", show_default=False),
 ]
 NoDeadline = Annotated[bool, typer.Option("--no-deadline", help="Go on although the night's deadline has passed.")]
 CanaryOption = Annotated[

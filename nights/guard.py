@@ -28,7 +28,7 @@ from pipelines.outputs import output_names
 
 LOOKED_AT: Final = 1000
 """Records of a JSON dataset."""
-Accept = Literal["shrink", "schema"]
+Accept = Literal["shrink", "schema", "writer"]
 _WILD: Final = re.compile(r"[*?\[]")
 _PARTS: Final = re.compile(r"(\*\*/|\*\*|\*|\?)")
 _GLOB: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}

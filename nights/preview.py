@@ -59,12 +59,12 @@ async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call())
         rows = planned.plan.dataset.rows
         doubts += check_rows(tonight, rows)
         return Preview(job.name, date, job.kind, rows, planned, doubts=_open(tonight, doubts), notices=notices, existing=existing)
-    from nights.embedding import check_rows_of_space, plan_rows, preview_space
+    from nights.embedding import check_space, plan_rows, preview_space
 
     with scratch_folder() as folder:
         found: Difference = await preview_space(tonight, call.home, folder)
         new = await plan_rows(tonight, found.path, dry_run=True) if found.path is not None else None
-    doubts += check_rows_of_space(tonight, found)
+    doubts += await check_space(tonight, found)
     return Preview(
         job.name,
         date,

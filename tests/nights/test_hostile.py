@@ -13,9 +13,11 @@ from contract.errors import UsageError
 from nights.agenda import date_of, due_of, standing
 from nights.guard import check_out
 from nights.jobs.schedule import Timing, next_due, night_on, unstarted
+from nights.night import Call
 from nights.preview import preview
 from nights.record import Records
 from tests.nights.kit import START, NightHouse
+from tests.nights.test_embedding import Nights
 from tests.nights.test_night import DATE, NEXT, file_of, job_of, night, rows
 from tests.pipelines.planning import write_jsonl
 
@@ -146,3 +148,28 @@ async def test_a_store_whose_clock_jumps_while_a_night_is_done_loses_no_lease_an
     assert (record.state, record.ok, record.seconds) == ("done", 12, 0.0)
     house.plan = plan  # type: ignore[method-assign]
     assert (await night(house, tmp_path, date=NEXT)).record.state == "done"
+
+
+# --- two repositories ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_of_another_repository_does_not_empty_a_space_unless_somebody_says_so(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "theirs").mkdir()
+    mine = Nights(tmp_path / "mine", canary={"rows": 0})
+    await mine.night()
+    theirs = Nights(tmp_path / "theirs", canary={"rows": 0}, name="others")
+    theirs.house, theirs.home = mine.house, mine.home
+    theirs.texts = {f"z{n}": f"other {n}" for n in range(38)}
+    jobs = len(mine.house.jobs_run)
+    record = await theirs.night()
+    assert (record.state, record.exit_code) == ("asking", 1)
+    assert "kept by another job, docs, which wrote its version 1 on 2026-03-10" in record.sentence
+    assert "remove 40" in record.sentence
+    assert "--accept writer" in record.sentence
+    assert [doubt.accept for doubt in (await preview(theirs.file(), DATE, theirs.house, Call(home=theirs.home))).doubts] == ["writer"]
+    assert len(mine.house.jobs_run) == jobs
+    await mine.is_whole()
+    assert (await theirs.night(call={"accept": frozenset({"writer"})})).state == "done"
+    await theirs.is_whole()
+    assert (await mine.night(NEXT)).state == "asking"
