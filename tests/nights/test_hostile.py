@@ -173,3 +173,42 @@ async def test_a_job_of_another_repository_does_not_empty_a_space_unless_somebod
     assert (await theirs.night(call={"accept": frozenset({"writer"})})).state == "done"
     await theirs.is_whole()
     assert (await mine.night(NEXT)).state == "asking"
+
+
+# --- datasets ------------------------------------------------------------------------------------------------------------------------
+
+ODD = ("a\nb", "a\0b", "\U0001f600" * 200, "x" * 50_000, " ", "\u2028", "../..", "a'b\"", "\u00e9", "e\u0301")
+
+
+async def test_a_space_keeps_ids_apart_however_odd_they_are(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, canary={"rows": 2})
+    nights.texts = {name: f"text {number}" for number, name in enumerate(ODD)} | {"long": "word " * 200_000}
+    assert (await nights.night()).exit_code == 0
+    await nights.is_whole()
+    nights.texts["a\nb"] = "changed"
+    del nights.texts["a\0b"]
+    second = await nights.night(NEXT)
+    assert second.space is not None
+    assert (second.space.changed, second.space.removed, second.space.unchanged) == (1, 1, 9)
+    await nights.is_whole()
+
+
+@pytest.mark.parametrize("out", ["out/{date}.jsonl", "out/{date}.parquet"])
+async def test_a_dataset_that_changes_once_it_is_planned_changes_nothing_of_the_night(tmp_path: Path, out: str) -> None:
+    house = NightHouse()
+    rows(tmp_path, stars=1)
+    house.on_complete = lambda planned: void(rows(tmp_path, 3, text="another {n}", stars=2))
+    record = (await night(house, tmp_path, job_of(out=out))).record
+    assert (record.state, record.rows, record.ok) == ("done", 12, 12)
+    assert sorted(house.asked) == sorted(f"text {n}" for n in range(12))
+
+
+async def test_a_space_whose_dataset_changes_while_it_is_computed_has_the_rows_that_were_compared(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, canary={"rows": 0})
+    nights.house.on_complete = lambda planned: void(write_jsonl(tmp_path / "rows.jsonl", [{"id": "other", "text": "other"}]))
+    assert (await nights.night()).state == "done"
+    await nights.is_whole()
+
+
+def void(_: object) -> None:
+    return None
