@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 from cli.output import say
 from cli.policy import session
 from cli.progress import tidy
-from cli.report import counted
 from cli.work import LOCAL, Where, address, find_stack, run_async
 from contract.errors import InfrastructureError, NightbatchError
 from contract.facts import Stack, state_dir
+from contract.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cli.output import emit, say
 from cli.policy import program, session
-from cli.progress import Progress, duration, shown
-from cli.report import plan_lines, plan_record, usd
+from cli.progress import Progress, shown
+from cli.report import plan_lines, plan_record
 from cli.work import Where, find_stack, live_limits, run_async, watch_of
 from contract.errors import NightbatchError, UsageError
+from contract.words import duration, usd
 
 if TYPE_CHECKING:
     from contract.facts import Stack

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from cli.policy import session
+from contract.words import duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -80,18 +81,6 @@ class Progress(Protocol):
 
     def beat(self) -> None:
         """Time passes: called about once a second, whether anything changed or not."""
-
-
-def duration(seconds: float) -> str:
-    """1.2 s, 45 s, 3 min 20 s, 2 h 05 min."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
 def describe(snapshot: Snapshot, elapsed: float, speed: Speed | None = None, now: float = 0.0) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cli.policy import program
-from cli.progress import duration
+from contract.words import counted, duration, usd
 
 if TYPE_CHECKING:
     from contract.models import Plan, Range3
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 20
 """Shards whose jobs' errors are told: with more, the first ones say it all."""
-
-
-def usd(value: float) -> str:
-    """Dollars with as many digits as tell something: $12.34, $0.0042."""
-    return f"${value:,.2f}" if value >= 1 else f"${value:.4f}" if value >= 0.0001 or value == 0 else f"${value:.6f}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def span(found: Range3, show: Any) -> str:

@@ -15,7 +15,7 @@ import typer
 from cli import options as o
 from cli.output import emit, say
 from cli.policy import guarded, session
-from cli.report import usd
+from contract.words import usd
 
 if TYPE_CHECKING:
     from cli.work import Where

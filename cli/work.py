@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from cli.output import emit, say
 from cli.policy import program, session
 from cli.progress import Progress, Snapshot, shown, tidy
-from cli.report import MOST_ERRORS, Report, plan_lines, plan_record, renames, report_lines, report_record, usd
+from cli.report import MOST_ERRORS, Report, plan_lines, plan_record, renames, report_lines, report_record
 from contract.errors import NotFound, UsageError
 from contract.facts import (
     API_KEY_ENV,
@@ -39,6 +39,7 @@ from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind, decode_stored
 from contract.net import on_this_machine
 from contract.store import S3Store
+from contract.words import usd
 
 if TYPE_CHECKING:
     from pipelines.collect import Collected

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
+from contract.words import usd
 from nights.facts import facts_of, facts_of_run
 from nights.guard import Doubt, shrunk
 from nights.jobs.model import Job
 from nights.night import Drift, Tonight, ask, check_dataset, check_rows, finish_well, generate, make_folder
 from nights.record import CanaryResult, SpaceNight
-from nights.report.text import usd
 from nights.runner import Runner
 from nights.spaces.canary import Thresholds, canary_request, judge_canary, keep_canary, read_canary
 from nights.spaces.fingerprint import Parameters

@@ -27,6 +27,7 @@ from contract.errors import BadFiles, DatasetError, InfrastructureError, Nightba
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind
 from contract.store import probe_mode
+from contract.words import usd
 from nights.facts import facts_of, facts_of_run
 from nights.guard import Accept, Doubt, check_out, keep_columns, kept_columns, look, schema_changed, shrunk
 from nights.jobs.files import JobFile
@@ -35,7 +36,6 @@ from nights.jobs.schedule import deadline_at
 from nights.lease import lease, who_am_i
 from nights.notify import Failures, ping, tell
 from nights.record import NOT_STARTED, Brought, CanaryResult, EventKind, NightEvent, NightRecord, NightState, Records, differences
-from nights.report.text import usd
 from nights.report.write import FULL, night_key, report_night
 from nights.runner import Runner
 from pipelines.follow import Event, Events, Progress

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from contract.words import usd
 from nights.record import DEGREES, EventKind, NightEvent, NightRecord
-from nights.report.text import usd
 
 TITLES: Final[dict[EventKind, str]] = {
     "success": "done",

@@ -22,8 +22,9 @@ from rich.console import Console
 
 from cli import work
 from cli.policy import session
-from cli.progress import Lines, Quiet, Snapshot, Speed, describe, duration, filled, framed, shown
+from cli.progress import Lines, Quiet, Snapshot, Speed, describe, filled, framed, shown
 from contract.protocol import Health
+from contract.words import duration
 from pipelines.follow import Ended
 from pipelines.follow import Progress as FollowProgress
 from tests.cli.screen import Screen

@@ -16,7 +16,7 @@ from cli import policy, work
 from cli.app import app
 from cli.output import say
 from cli.progress import Lines, Quiet
-from cli.report import Report, plan_lines, plan_record, report_lines, report_record, usd
+from cli.report import Report, plan_lines, plan_record, report_lines, report_record
 from contract.errors import UsageError
 from contract.facts import EndpointFacts, Stack, StackFacts, StackSecrets, StoreFacts
 from contract.keys import RunUri
@@ -37,6 +37,7 @@ from contract.models import (
     TaskSpec,
 )
 from contract.protocol import Health, budget_needed, rules_for
+from contract.words import usd
 from pipelines.collect import Collected, Failure
 from pipelines.follow import DriveResult, Ended
 from pipelines.follow import Progress as FollowProgress
