@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +15,10 @@ from pydantic_core import PydanticUndefined
 from nights.evals import scorers
 from nights.evals.judge import Judge
 from nights.evals.suite import Message, Sampling, SuiteKeys
+from nights.published import DIALECT, plain, text_of, with_tables, write
 
 SCHEMA: Final = Path("schemas/suite.schema.json")
 PAGE: Final = Path("docs/evaluations.md")
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 BEGIN: Final = "<!-- made from nights/evals/suite.py by `make docs`; do not edit -->"
 END: Final = "<!-- end of what is made -->"
 SCORERS: Final[tuple[type[scorers.Settings], ...]] = (
@@ -41,7 +40,7 @@ SHORT: Final = ("exact", "numeric", "choice", "f1", "rouge", "bleu", "model_grad
 
 def schema() -> dict[str, Any]:
     """The schema of a suite file, with what `load_suite` takes besides: a scorer that is only its kind."""
-    found: dict[str, Any] = {"$schema": DIALECT, **_plain(SuiteKeys.model_json_schema())}
+    found: dict[str, Any] = {"$schema": DIALECT, **plain(SuiteKeys.model_json_schema())}
     found["title"] = "Nightbatch suite"
     items = found["properties"]["scorers"]
     items["items"] = {"anyOf": [{"enum": list(SHORT)}, items["items"]]}
@@ -49,20 +48,9 @@ def schema() -> dict[str, Any]:
     return found
 
 
-def _plain(node: Any) -> Any:
-    """Without pydantic's titles, which are the keys once more, and with each description on one line."""
-    if isinstance(node, dict):
-        keep = {key: value for key, value in node.items() if not (key == "title" and isinstance(value, str))}
-        return {
-            key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)
-            for key, value in keep.items()
-        }
-    return [_plain(one) for one in node] if isinstance(node, list) else node
-
-
 def schema_text() -> str:
     """The file schemas/suite.schema.json."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return text_of(schema())
 
 
 def tables() -> str:
@@ -113,15 +101,12 @@ def _cell(text: str) -> str:
 
 def page(text: str) -> str:
     """docs/evaluations.md with its tables made anew."""
-    assert text.count(BEGIN) == text.count(END) == 1, f"{PAGE} must hold one place for the tables"
-    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: f"{BEGIN}\n\n{tables()}\n\n{END}", text, flags=re.DOTALL)
+    return with_tables(text, BEGIN, END, tables())
 
 
 def main(root: Path = Path()) -> None:
     """Write both files of the clone."""
-    (root / SCHEMA).parent.mkdir(exist_ok=True)
-    (root / SCHEMA).write_text(schema_text(), encoding="utf-8")
-    (root / PAGE).write_text(page((root / PAGE).read_text(encoding="utf-8")), encoding="utf-8")
+    write(root, (SCHEMA, schema_text()), (PAGE, page))
 
 
 if __name__ == "__main__":

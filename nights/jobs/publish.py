@@ -7,16 +7,15 @@ current.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from nights.jobs.model import Job, JobKeys
+from nights.published import DIALECT, plain, text_of, with_tables, write
 
 SCHEMA: Final = Path("schemas/job.schema.json")
 PAGE: Final = Path("docs/jobs.md")
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 BEGIN: Final = "<!-- made from nights/jobs/model.py by `make docs`; do not edit -->"
 END: Final = "<!-- end -->"
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"embed": ("dataset",), "generate": ("dataset", "out"), "eval": ("suite",)}
@@ -24,7 +23,7 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"embed": ("dataset",), "generate
 
 def schema() -> dict[str, Any]:
     """The schema of a job file: the model's, where the name is the file's and what a kind needs is said too."""
-    found: dict[str, Any] = {"$schema": DIALECT, **_plain(Job.model_json_schema())}
+    found: dict[str, Any] = {"$schema": DIALECT, **plain(Job.model_json_schema())}
     found["title"] = "Nightbatch job"
     found["required"] = ["version", "kind", "model"]
     found["allOf"] = [
@@ -34,20 +33,9 @@ def schema() -> dict[str, Any]:
     return found
 
 
-def _plain(node: Any) -> Any:
-    """Without pydantic's titles, which are the keys once more, and with each description on one line."""
-    if isinstance(node, dict):
-        keep = {key: value for key, value in node.items() if not (key == "title" and isinstance(value, str))}
-        return {
-            key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _plain(value)
-            for key, value in keep.items()
-        }
-    return [_plain(one) for one in node] if isinstance(node, list) else node
-
-
 def schema_text() -> str:
     """The file schemas/job.schema.json."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return text_of(schema())
 
 
 # --- the reference page --------------------------------------------------------------------------------------------------------------
@@ -117,15 +105,12 @@ def _default(value: Mapping[str, Any], required: bool) -> str:
 
 def page(text: str) -> str:
     """docs/jobs.md with its tables made anew."""
-    assert text.count(BEGIN) == text.count(END) == 1, f"{PAGE} must hold one place for the tables"
-    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: f"{BEGIN}\n\n{tables()}\n\n{END}", text, flags=re.DOTALL)
+    return with_tables(text, BEGIN, END, tables())
 
 
 def main(root: Path = Path()) -> None:
     """Write both files of the clone."""
-    (root / SCHEMA).parent.mkdir(exist_ok=True)
-    (root / SCHEMA).write_text(schema_text(), encoding="utf-8")
-    (root / PAGE).write_text(page((root / PAGE).read_text(encoding="utf-8")), encoding="utf-8")
+    write(root, (SCHEMA, schema_text()), (PAGE, page))
 
 
 if __name__ == "__main__":
