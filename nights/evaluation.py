@@ -102,7 +102,10 @@ def with_metric(result: EvalResult, metric: str | None) -> EvalResult:
     return EvalResult(msgspec.structs.replace(header, headline=metric, binary=binary), result.samples)
 
 
-async def preview_suite(tonight: Tonight) -> tuple[int, PlannedRun]:
-    """How many questions there are and what they would cost, without their judge; nothing is stored and nothing sent."""
-    prepared, planned = await preview(suite_of(tonight), tonight.runner, asked_of(tonight))
-    return len(prepared.questions.all), planned
+async def preview_suite(tonight: Tonight) -> tuple[int, PlannedRun, tuple[str, ...]]:
+    """How many questions there are, what they would cost, and what is not in that; nothing is stored and nothing sent."""
+    suite = suite_of(tonight)
+    prepared, planned = await preview(suite, tonight.runner, asked_of(tonight))
+    judge = suite.keys.judge
+    notices = () if judge is None else (f"the run of the judge, {judge.model}, is not in this price: its rows are made of the answers",)
+    return len(prepared.questions.all), planned, notices

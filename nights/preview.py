@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from contract.models import TaskKind
+from contract.words import counted
 from nights.guard import Doubt, check_out, kept_columns, look, schema_changed
 from nights.jobs.files import JobFile
 from nights.night import Call, Tonight, check_rows, plan_request
@@ -49,9 +50,9 @@ async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call())
     if job.kind == "eval":
         from nights.evaluation import preview_suite
 
-        questions, planned = await preview_suite(tonight)
+        questions, planned, notices = await preview_suite(tonight)
         asked = _open(tonight, check_rows(tonight, questions))
-        return Preview(job.name, date, job.kind, questions, planned, doubts=asked, existing=existing)
+        return Preview(job.name, date, job.kind, questions, planned, doubts=asked, notices=notices, existing=existing)
     task: TaskKind = "embed" if job.kind == "embed" else "generate"
     doubts, notices = await _columns(tonight, task)
     if job.space is None:
@@ -65,6 +66,8 @@ async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call())
         found: Difference = await preview_space(tonight, call.home, folder)
         new = await plan_rows(tonight, found.path, dry_run=True) if found.path is not None else None
     doubts += await check_space(tonight, found)
+    if found.version is not None and job.canary.rows and (new is not None or job.canary.always or call.canary_always):
+        notices = (*notices, f"a canary of up to {counted(job.canary.rows, 'row')} comes first, and is not in this price")
     return Preview(
         job.name,
         date,

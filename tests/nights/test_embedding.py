@@ -307,6 +307,8 @@ async def test_a_preview_counts_what_would_be_computed_and_stores_nothing(tmp_pa
     assert (found.added, found.changed, found.removed, found.unchanged) == (0, 1, 0, 39)
     assert found.planned is not None
     assert found.planned.plan.dataset.rows == 1
+    assert any("canary of up to 16 rows comes first" in notice for notice in found.notices)
+    assert not empty.notices
     with pytest.raises(NightbatchError, match="dimensions was not set"):
         await preview(nights.file(space={"name": "docs", "dimensions": 4}), SECOND, nights.house, Call(home=nights.home))
 
