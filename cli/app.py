@@ -312,6 +312,7 @@ def night(
     dry_run: o.NightDryRun = False,
     accept: o.AcceptOption = None,
     no_deadline: o.NoDeadline = False,
+    redo: o.Redo = False,
     canary: o.CanaryOption = o.Canary.new,
     jobs_folder: o.JobsFolder = Path("jobs"),
     stack: o.StackOfJob = None,
@@ -330,6 +331,7 @@ def night(
     call = Call(
         accept=frozenset(one.value for one in accept or []),
         no_deadline=no_deadline,
+        redo=redo,
         canary_always=canary is o.Canary.always,
         budget_usd=budget,
         pace=pace,

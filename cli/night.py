@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cli.output import emit, say
-from cli.policy import program, session
+from cli.policy import as_typed, program, session
 from cli.progress import Progress, shown
 from cli.report import plan_lines, plan_record
 from cli.work import Where, find_stack, live_limits, run_async, watch_of
@@ -160,16 +160,16 @@ def say_night(ended: Ended) -> int:
     again = " (was done before; nothing was computed)" if ended.repeated else ""
     print(session.clean(f"night {record.job} {record.date} on {record.stack}: {record.state}{again}"))
     for line in night_lines(record):
-        print(session.clean(f"  {line}"))
+        print(session.clean(f"  {as_typed(line)}"))
     if record.exit_code and record.sentence:
-        say(f"nightbatch: {record.sentence}")
+        say(f"nightbatch: {as_typed(record.sentence)}")
     return record.exit_code
 
 
 def night_lines(record: NightRecord) -> list[str]:
     """A night for a person, without its first line."""
     lines = []
-    if record.sentence and not record.exit_code:
+    if record.sentence:
         lines.append(record.sentence)
     if record.rows or record.sent:
         skipped = f", {record.skipped:,} left out" if record.skipped else ""

@@ -239,6 +239,9 @@ AcceptOption = Annotated[
     typer.Option("--accept", help="The dataset shrank, its columns changed, the space was another job's: so be it.", show_default=False),
 ]
 NoDeadline = Annotated[bool, typer.Option("--no-deadline", help="Go on although the night's deadline has passed.")]
+Redo = Annotated[
+    bool, typer.Option("--redo", help="Do a night that is done once more: what was mended since is computed, nothing is paid twice.")
+]
 CanaryOption = Annotated[
     Canary, typer.Option("--canary", help="Embed a space's kept rows again when there are new rows, or always.", show_default=True)
 ]

@@ -7,12 +7,12 @@ missing as records of their own (`not_started`), which tells the job's notifiers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from contract.errors import Damaged
 from nights.jobs.files import JobFile
-from nights.jobs.schedule import Look, Night, Timing, look, night_on, spoken, unstarted
+from nights.jobs.schedule import Look, Night, Timing, look, next_due, night_on, spoken, unstarted
 from nights.lease import LeaseFile, holder, who_am_i
 from nights.notify import Delivery, tell
 from nights.record import NOT_STARTED, NightEvent, NightRecord, Records
@@ -65,8 +65,18 @@ async def standing(file: JobFile, records: Records, now: datetime) -> Standing:
     missing: tuple[Night, ...] = ()
     if schedule is not None:
         timing = Timing.of(schedule)
-        seen, missing = look(timing, now, dates), unstarted(timing, now, dates)
+        seen, missing = _after_held(look(timing, now, dates), timing, dates), unstarted(timing, now, dates)
     return Standing(file, seen, last, running, missing, damage)
+
+
+def _after_held(seen: Look, timing: Timing, dates: Sequence[str]) -> Look:
+    """A date has one night: the next one is the first that nobody has begun before its time."""
+    following = seen.next
+    for _ in dates:
+        if following is None or following.date.isoformat() not in dates:
+            break
+        following = next_due(timing, following.due)
+    return seen if following is seen.next else replace(seen, next=following)
 
 
 Missed = tuple[tuple[NightRecord, ...], tuple[Delivery, ...]]

@@ -17,7 +17,7 @@ from contract.words import usd
 from nights.facts import facts_of, facts_of_run
 from nights.guard import Doubt, shrunk
 from nights.jobs.model import Job
-from nights.night import Drift, Tonight, ask, check_dataset, check_rows, finish_well, generate, make_folder
+from nights.night import MOST_MISTAKES, Drift, Tonight, ask, check_dataset, check_rows, finish_well, generate, make_folder
 from nights.record import CanaryResult, SpaceNight
 from nights.runner import Runner
 from nights.spaces.canary import Thresholds, canary_request, judge_canary, keep_canary, read_canary
@@ -64,7 +64,7 @@ async def embed(tonight: Tonight) -> None:
     ask(tonight, doubts)
     home = tonight.call.home or home_of_runner(runner)
     space = await open_space(home, job.space.name, parameters_of(job, runner), by=f"job {job.name}")
-    if (before := await applied(space, job.name, tonight.date)) is not None:
+    if not tonight.call.redo and (before := await applied(space, job.name, tonight.date)) is not None:
         got = before.added + before.changed  # the process that did it died before its record said so
         await tonight.note_down(sent=got + before.failed, ok=got, failed=before.failed)
         await _done(tonight, before)
@@ -74,6 +74,7 @@ async def embed(tonight: Tonight) -> None:
         await tonight.note_down(
             rows=found.rows, skipped=found.skipped, space=_planned(space, found), facts={**tonight.record.facts, **_known(tonight)}
         )
+        await _say_skipped(tonight, found)
         ask(tonight, await check_space(tonight, found))
         canary = await _canary(tonight, space, found, folder)
         finished = await _compute(tonight, found, folder)
@@ -84,6 +85,16 @@ async def embed(tonight: Tonight) -> None:
                 await tonight.note_down(facts={**tonight.record.facts, "vllm": facts["vllm"]})
             await keep_canary(space, found, facts, rows=job.canary.rows, run=finished.plan.run)
         await _done(tonight, night, canary)
+
+
+async def _say_skipped(tonight: Tonight, found: Difference) -> None:
+    """A space has no errors file: rows that were left out are told, and stand in the record by file, line and code."""
+    for row in found.bad[:MOST_MISTAKES]:
+        tonight.runner.note(f"left out: {row}")
+    kept = [f"left out: {row.file}:{row.line}: {row.code}" for row in found.bad[:MOST_MISTAKES]]
+    kept += [f"left out: and {found.skipped - len(kept):,} more"] if found.skipped > len(kept) else []
+    if kept:
+        await tonight.note_down(notices=(*tonight.record.notices, *kept))
 
 
 async def _reader(tonight: Tonight, dataset: tuple[str, ...]) -> Reader:

@@ -65,9 +65,13 @@ async def evaluate_suite(tonight: Tonight) -> None:
     baseline = None
     if job.baseline is not None:
         pins = Baselines(Results(runner.store, tonight.records.prefix))
-        baseline = with_metric(await pins.load(await pins.get(header.suite, job.baseline)), result.header.headline)
+        if job.baseline in (await pins.results.names(header.suite)).baselines:
+            baseline = with_metric(await pins.load(await pins.get(header.suite, job.baseline)), result.header.headline)
     verdict = judge(result, gate, baseline, name=job.baseline)
     night = night_of(result, verdict)
+    if job.baseline is not None and baseline is None:
+        pin = f"to pin this result: nightbatch eval baseline set {job.baseline} {header.suite}/latest --stack {tonight.record.stack}"
+        await tonight.note_down(notices=(*tonight.record.notices, pin))
     await tonight.note_down(evaluation=night, notices=(*tonight.record.notices, *verdict.notices))
     if verdict.exit_code:
         tonight.happened("gate", verdict.sentence)
@@ -108,4 +112,9 @@ async def preview_suite(tonight: Tonight) -> tuple[int, PlannedRun, tuple[str, .
     prepared, planned = await preview(suite, tonight.runner, asked_of(tonight))
     judge = suite.keys.judge
     notices = () if judge is None else (f"the run of the judge, {judge.model}, is not in this price: its rows are made of the answers",)
+    pins = Baselines(Results(tonight.runner.store, tonight.records.prefix))
+    wanted = tonight.job.baseline
+    if wanted is not None and wanted not in (await pins.results.names(suite.name)).baselines:
+        why = "the gate cannot compare with it (exit code 2), and the score is kept"
+        notices = (*notices, f"suite {suite.name} has no baseline {wanted} yet: {why}")
     return len(prepared.questions.all), planned, notices

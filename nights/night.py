@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from contract.errors import BadFiles, DatasetError, InfrastructureError, Nightba
 from contract.keys import RunUri
 from contract.models import Plan, RowOptions, TaskKind
 from contract.store import probe_mode
-from contract.words import usd
+from contract.words import counted, usd
 from nights.facts import facts_of, facts_of_run
 from nights.guard import Accept, Doubt, check_out, keep_columns, kept_columns, look, schema_changed, shrunk
 from nights.jobs.files import JobFile
@@ -82,6 +83,8 @@ class Call:
 
     accept: frozenset[Accept] = frozenset()
     no_deadline: bool = False
+    redo: bool = False
+    """Do a night that is done once more, because its dataset or its job was mended: only what changed is computed and paid."""
     due: datetime | None = None
     canary_always: bool = False
     pace: int | None = None
@@ -110,6 +113,10 @@ class Tonight:
     telling: set[asyncio.Task[None]] = field(default_factory=set)
     costs: dict[str, float] = field(default_factory=dict)
     """Run -> what it cost on this night, also where an earlier call of the night sent it."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed rows of this night by code."""
+    started: datetime | None = None
+    """When this call took the night up."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -239,6 +246,8 @@ class Tonight:
         )
         if not finished.complete:
             raise Stopped(self.job.name, self.date, finished)
+        if counted and finished.collected is not None:
+            self.failures.update({failure.code: failure.rows for failure in finished.collected.failures})
         return finished
 
 
@@ -271,6 +280,8 @@ class DeadlinePassed(NightbatchError):
 Do = Callable[[Tonight], Awaitable[None]]
 MOST_MISTAKES: Final = 20
 THIS_MACHINE: Final = "this machine: {}. When that is mended, the same command goes on."
+LASTING: Final = frozenset({"success", "rows_failed", "gate", "not_started"})
+"""Events of a night that is done that are still true then."""
 NEWS: Final = timedelta(days=1)
 """After it, what could not be told of a night that is done is not told any more."""
 NO_LIMIT_USD: Final = 1e12
@@ -338,12 +349,12 @@ async def run_night(file: JobFile, date: str, runner: Runner, call: Call = Call(
     prefix = runner.stack.facts.store.prefix.strip("/")
     records = Records(store, prefix)
     there = await records.get(job.name, date)
-    if there is not None and there.state == "done":
+    if there is not None and there.state == "done" and not call.redo:
         return Ended(await _tell_rest(Tonight(file, date, call, runner, records, there, None, list(there.events))), repeated=True)
     store.mode = await probe_mode(store, records.root())
     async with lease(store, records.lease(job.name), job.name, date):
         there = await records.get(job.name, date)
-        if there is not None and there.state == "done":
+        if there is not None and there.state == "done" and not call.redo:
             return Ended(there, repeated=True)
         tonight = await _begin(file, date, runner, call, records, there)
         try:
@@ -371,7 +382,7 @@ async def _begin(file: JobFile, date: str, runner: Runner, call: Call, records: 
         brought=there.brought if there is not None else {},
         usd_planned=there.usd_planned if there is not None else 0.0,
     )
-    tonight = Tonight(file, date, call, runner, records, record, await records.good(job.name, before=date))
+    tonight = Tonight(file, date, call, runner, records, record, await records.good(job.name, before=date), started=now)
     if there is not None:
         tonight.events = list(there.events)
         tonight.costs = await _costs(there, runner)
@@ -441,7 +452,7 @@ async def _end(tonight: Tonight, state: NightState, sentence: str, exit_code: in
         exit_code=exit_code,
         cause=cause,
         ended=now,
-        seconds=max(0.0, (now - record.began).total_seconds()),
+        seconds=max(0.0, (now - (tonight.started or record.began)).total_seconds()),
         changed=differences(before, facts),
     )
 
@@ -480,19 +491,28 @@ async def tell_now(tonight: Tonight) -> None:
     if not job.notify or not tonight.events:
         return
     failures: list[Failures] = []
-    record = msgspec.structs.replace(tonight.record, events=tuple(tonight.events))
+    # Once a night is done, nobody is helped by hearing what an earlier call of it met and could not tell.
+    current = [event for event in tonight.events if tonight.record.state != "done" or event.kind in LASTING]
+    record = msgspec.structs.replace(tonight.record, events=tuple(current))
     with suppress(NightbatchError):
         for run in record.runs[-1:]:
             kept = await read_summary(runner.store, RunUri.parse(run).keys)
             failures = [Failures(one.code, one.rows, one.example) for one in kept.failures] if kept is not None else []
     kept_in = tonight.records
     found = await tell(record, job.notify, kept_in.store, prefix=kept_in.prefix, environ=tonight.call.environ, failures=failures)
-    notices = [one.notice for one in found if one.notice is not None and one.notice not in record.notices]
+    heard = {(one.channel, one.event.kind) for one in found}
+
+    def stale(text: str) -> bool:
+        return any(text.startswith(f"{who} ") and f"told of {kind}" in text for who, kind in heard)
+
+    kept_notices = [text for text in record.notices if not stale(text)]
+    notices = [one.notice for one in found if one.notice is not None]
     for notice in notices:
-        runner.note(notice)
-    if notices:
+        if notice not in record.notices:
+            runner.note(notice)
+    if tuple(now := (*kept_notices, *notices)) != record.notices:
         with suppress(StoreError):
-            await tonight.note_down(notices=(*tonight.record.notices, *notices))
+            await tonight.note_down(notices=now)
 
 
 async def _ping(tonight: Tonight) -> str | None:
@@ -510,7 +530,11 @@ async def finish_well(tonight: Tonight, sentence: str, *, exit_code: int = 0, ro
     """The night is over: all of it is done. `exit_code`: not 0 where something is not as wanted. `rows_matter`: a failed row is that."""
     failed = tonight.record.failed if rows_matter else 0
     if failed:
-        tonight.happened("rows_failed", f"{failed:,} of {tonight.record.sent:,} rows failed")
+        codes = ", ".join(f"{rows:,} x {code}" for code, rows in tonight.failures.most_common(5))
+        why = f" ({codes})" if codes else ""
+        logs = f"; nightbatch logs {tonight.record.runs[-1].rsplit('/', 1)[-1]} --errors tells each" if tonight.record.runs else ""
+        tonight.happened("rows_failed", f"{counted(failed, 'row')} failed{why}")
+        sentence = f"{counted(failed, 'row')} failed{why}{logs}; {sentence}"
         exit_code = exit_code or 1
     if not exit_code:
         tonight.happened("success", sentence)

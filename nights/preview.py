@@ -47,14 +47,17 @@ async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call())
     record = NightRecord(job=job.name, date=date, kind=job.kind, stack=runner.stack.facts.stack, state="running", began=runner.now())
     tonight = Tonight(file, date, call, runner, records, record, good)
     existing = await records.get(job.name, date)
+    unset = [name for name in job.env_names if not call.environ.get(name, "").strip()]
+    silent = (f"nobody will hear through what these variables hold, which are not set: {', '.join(unset)}",) if unset else ()
     if job.kind == "eval":
         from nights.evaluation import preview_suite
 
         questions, planned, notices = await preview_suite(tonight)
         asked = _open(tonight, check_rows(tonight, questions))
-        return Preview(job.name, date, job.kind, questions, planned, doubts=asked, notices=notices, existing=existing)
+        return Preview(job.name, date, job.kind, questions, planned, doubts=asked, notices=(*notices, *silent), existing=existing)
     task: TaskKind = "embed" if job.kind == "embed" else "generate"
     doubts, notices = await _columns(tonight, task)
+    notices = (*notices, *silent)
     if job.space is None:
         planned = await runner.plan(plan_request(tonight, file.dataset(date), task), dry_run=True)
         rows = planned.plan.dataset.rows

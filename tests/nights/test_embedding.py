@@ -239,6 +239,14 @@ async def test_a_preview_asks_what_the_night_would_ask_and_not_what_was_accepted
     assert accepted.doubts == ()
 
 
+async def test_rows_that_were_left_out_are_named(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, on_bad_row="skip")
+    nights.texts["r007"] = ""
+    record = await nights.night()
+    assert (record.state, record.skipped) == ("done", 1)
+    assert any(notice.endswith("rows.jsonl:8: empty_text") for notice in record.notices), record.notices
+
+
 # --- canaries ------------------------------------------------------------------------------------------------------------------------
 
 

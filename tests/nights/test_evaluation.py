@@ -108,11 +108,15 @@ async def test_a_regression_against_the_pinned_baseline_fails_the_gate(tmp_path:
     assert found.difference == pytest.approx(-0.8)
 
 
-async def test_a_baseline_that_is_not_there_is_an_input_error_by_name(tmp_path: Path) -> None:
+async def test_a_baseline_that_is_not_there_yet_keeps_the_score_and_ends_with_2(tmp_path: Path) -> None:
     nights = Nights(tmp_path, baseline="good", gate={"max_regression": 0.1})
+    looked = await preview(nights.file(), FIRST, nights.house, Call())
+    assert any("has no baseline good yet" in notice for notice in looked.notices)
     record = await nights.night()
-    assert (record.state, record.exit_code) == ("failed", 2)
-    assert "no baseline good" in record.sentence
+    assert (record.state, record.exit_code, evaluation(record).gate) == ("done", 2, "not comparable")
+    assert evaluation(record).score == 0.8
+    assert [event.kind for event in record.events] == ["gate"]
+    assert any("nightbatch eval baseline set good sums/latest" in notice for notice in record.notices)
 
 
 async def test_a_failed_question_counts_as_wrong_and_is_no_failure_of_the_night(tmp_path: Path) -> None:

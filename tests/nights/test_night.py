@@ -73,6 +73,41 @@ async def test_the_same_night_again_is_told_and_not_done(tmp_path: Path) -> None
     assert len(house.jobs_run) == jobs
 
 
+async def test_a_night_that_is_done_is_done_once_more_where_that_is_said_and_pays_only_for_what_was_mended(tmp_path: Path) -> None:
+    house = NightHouse()
+    rows(tmp_path)
+    await night(house, tmp_path)
+    jobs = len(house.jobs_run)
+    again = (await night(house, tmp_path, redo=True)).record
+    assert (again.state, again.sent, len(house.jobs_run)) == ("done", again.sent, jobs)
+    rows(tmp_path, text="mended {n}")
+    assert (await night(house, tmp_path)).repeated
+    mended = (await night(house, tmp_path, redo=True)).record
+    assert mended.state == "done"
+    assert "mended 1" in (tmp_path / "out" / f"answers-{DATE}.jsonl").read_text()
+
+
+async def test_the_time_of_a_night_is_this_calls_and_not_the_hours_that_people_needed(tmp_path: Path) -> None:
+    house = NightHouse()
+    await night(house, tmp_path)
+    house.objects.advance(7200)
+    rows(tmp_path)
+    assert (await night(house, tmp_path)).record.seconds < 600
+
+
+async def test_what_an_earlier_call_could_not_tell_is_not_told_once_the_night_is_done(tmp_path: Path) -> None:
+    house = NightHouse()
+    async with receiver(404, 404, 404) as there:
+        job = job_of(notify=[{"kind": "webhook", "url_env": "HOOK", "on": ["failure", "success"]}])
+        failed = (await night(house, tmp_path, job, environ={"HOOK": there.url})).record
+        assert any("could not be told of failure" in notice for notice in failed.notices)
+        there.answers.clear()
+        rows(tmp_path)
+        done = (await night(house, tmp_path, job, environ={"HOOK": there.url})).record
+    assert [body["event"] for body in there.bodies] == ["failure", "success"]
+    assert not any("could not be told" in notice for notice in done.notices)
+
+
 async def test_the_same_rows_on_another_night_cost_nothing(tmp_path: Path) -> None:
     house = NightHouse()
     rows(tmp_path)
@@ -92,6 +127,7 @@ async def test_failed_rows_end_a_night_with_1_and_an_event(tmp_path: Path) -> No
     record = (await night(house, tmp_path)).record
     assert (record.state, record.exit_code, record.failed) == ("done", 1, 1)
     assert [event.kind for event in record.events] == ["rows_failed"]
+    assert record.sentence.startswith("1 row failed (1 x too_long); nightbatch logs answers-generate-")
     assert "text 3" not in msgspec.json.encode(record).decode()
 
 
