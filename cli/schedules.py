@@ -109,7 +109,8 @@ def write(schedulers: For = None, jobs: o.JobsFolder = Path("jobs"), folder: Fol
     for one in done:
         print(session.clean(f"{one['state']} {one['file']}"))
     if not done:
-        print("nothing to do: every file is as the job files say")
+        why = "no job here is for that scheduler, as was said" if notices else "every file is as the job files say"
+        print(f"nothing to do: {why}")
     return 0
 
 

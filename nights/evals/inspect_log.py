@@ -150,7 +150,7 @@ def file_name(header: ResultHeader) -> str:
 
 def write(result: EvalResult, out: Path) -> Path:
     """Write the log, whole or not at all; into a folder under the name that the viewer knows. Returns the file. Raises UsageError."""
-    path = out / file_name(result.header) if out.is_dir() else out
+    path = out / file_name(result.header) if out.is_dir() or not out.suffix else out
     if path.suffix != ENDING:
         raise UsageError(
             "inspect_ai reads the format from the name.", where=f"--out {out}", fix="Name a file that ends in .json, or a folder."
@@ -159,10 +159,13 @@ def write(result: EvalResult, out: Path) -> Path:
     text = _SURROGATE.sub("\ufffd", json.dumps(eval_log(result), ensure_ascii=False, allow_nan=False))
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
+        if not out.suffix:  # a folder, which may be made
+            out.mkdir(exist_ok=True)
         draft.write_text(text, encoding="utf-8")
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            draft.unlink(missing_ok=True)
         if not path.parent.is_dir():
             raise UsageError("no file can be written there.", where=f"--out {out}", fix="Name a file in a folder that exists.") from error
         raise

@@ -301,8 +301,10 @@ def _github_job(job: JobFile, how: How, name: str, before: str | None, *, last: 
         "      - name: Install\n"
         "        run: |\n"
         '          python3 -m venv "$RUNNER_TEMP/nightbatch"\n'
-        "          \"$RUNNER_TEMP/nightbatch/bin/pip\" install 'nightbatch[nights]'\n"
+        "          \"$RUNNER_TEMP/nightbatch/bin/pip\" install \"${NIGHTBATCH_INSTALL:-nightbatch[nights]}\"\n"
         '          echo "$RUNNER_TEMP/nightbatch/bin" >>"$GITHUB_PATH"\n'
+        "        env: # a repository variable: where the package comes from, such as nightbatch[nights] @ git+https://…\n"
+        "          NIGHTBATCH_INSTALL: ${{ vars.NIGHTBATCH_INSTALL }}\n"
         if how.installed
         else ""
     )
@@ -376,7 +378,7 @@ def _gitlab(jobs: Sequence[JobFile], how: How) -> Made:
         "    max: 2\n"
         "    exit_codes: [130, 137]\n"
         "  script:\n"
-        + ("    - pip install 'nightbatch[nights]'\n" if how.installed else "")
+        + ("    - 'pip install \"${NIGHTBATCH_INSTALL:-nightbatch[nights]}\"'\n" if how.installed else "")
         + f'    - timeout --preserve-status --signal=INT --kill-after=10m {RUNNER_MINUTES}m {how.program} night "$NIGHT" --if-due\n'
     )
     for job in jobs:
