@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
+from contract.words import usd
 from nights.record import NightRecord
-from nights.report.text import usd
 
 REPORT_VERSION: Final = 1
 Tone = Literal["good", "warn", "bad", "busy"]
@@ -55,6 +55,78 @@ class Cost:
     def spent(self) -> str:
         """What is known to have been spent, as a page says it."""
         return "not known" if self.none else f"{'at least ' if self.unmarked else ''}{usd(self.estimated)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BilledHour:
+    """What RunPod billed for an endpoint in the hour that began then."""
+
+    began: datetime
+    usd: float
+    gpu: float = 0.0
+    cpu: float = 0.0
+    disk: float = 0.0
+    fee: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """RunPod's answer for one endpoint, brought by whoever may ask for it. `error`: why there is none."""
+
+    endpoint_id: str
+    asked_at: datetime
+    hours: tuple[BilledHour, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HourLine:
+    """One hour in which the run had jobs out. `usd` None: RunPod has no record of it; `covered_s`: how much of it is the run's; `others`:
+    other runs that had jobs out on the endpoint in it."""
+
+    began: datetime
+    usd: float | None
+    covered_s: float
+    others: int = 0
+
+
+BillKind = Literal["estimated", "idle", "idle_end", "disk_fee", "rest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BillPart:
+    """A likely part of what was billed. The parts add up to `Billed.usd_hours`; `rest` may be negative."""
+
+    kind: BillKind
+    name: str
+    usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Billed:
+    """What RunPod billed in the hours of a run, and how much of it is the run's.
+
+    `usd_hours`: the sum of `hours`. `usd_billed`: the same where it is the run's own, because the run had the endpoint alone (`alone`), its
+    hours are covered whole (`whole`) and the bill is not to grow (`settled`); None else, and `reasons` say why. `at_least`, `at_most`: the
+    bounds of the run's own bill that these hours prove, None where they prove none. `difference`: to the estimate, of `usd_billed`."""
+
+    endpoint_id: str
+    asked_at: datetime
+    sentence: str
+    hours: tuple[HourLine, ...] = ()
+    usd_hours: float | None = None
+    usd_billed: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    difference: float | None = None
+    alone: bool = False
+    whole: bool = False
+    settled: bool = False
+    others: tuple[str, ...] = ()
+    more_others: int = 0
+    reasons: tuple[str, ...] = ()
+    parts: tuple[BillPart, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +282,8 @@ class RunReport:
     job_errors: tuple[JobError, ...]
     with_rows: bool
     gaps: tuple[str, ...] = ()
+    billed: Billed | None = None
+    """None: RunPod was not asked."""
 
     @property
     def done(self) -> int:

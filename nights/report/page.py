@@ -18,11 +18,12 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from contract.words import counted, duration, usd
 from nights.record import DEGREES, NightRecord
-from nights.report import charts
+from nights.report import billing, charts
 from nights.report.build import index_sentence, night_sentence, night_tone
 from nights.report.model import IndexReport, NightReport, RunReport, Timeline, Tone
-from nights.report.text import clock, counted, duration, instant, measure, percent, short, shortened, size, unbroken, usd, visible
+from nights.report.text import clock, instant, measure, percent, short, shortened, size, unbroken, visible
 
 HERE: Final = Path(__file__).parent
 WHOLE_RUNS: Final = 3
@@ -84,6 +85,8 @@ def environment() -> Environment:
         bdi=_bdi,
         clock=clock,
         counted=counted,
+        bill_hours=billing.hour_rows,
+        bill_parts=billing.part_rows,
         degrees=DEGREES,
         duration=lambda *values: unbroken(duration(*values)),
         instant=instant,
@@ -147,7 +150,7 @@ def run_tiles(run: RunReport) -> list[tuple[str, str, str]]:
     workers = "not known" if run.cost.none else f"{run.timeline.workers if run.timeline else 0:,}"
     return [
         ("Rows", f"{run.ok:,}", f"ok of {run.rows:,}; {run.failed:,} failed{skipped}"),
-        ("Cost, estimated", run.cost.spent, f"{usd(run.cost.planned)} planned"),
+        ("Cost, estimated", run.cost.spent, f"{usd(run.cost.planned)} planned{_bill(run)}"),
         ("Time", duration(run.seconds) if run.seconds else "none", f"{duration(run.planned_seconds[1])} planned"),
         ("Proof", *proof[run.verified]) if run.state == "complete" else missing,
         ("Shards", f"{run.shards_by_state.get('done', 0):,}", f"done of {run.shards:,}" + _splits(run)),
@@ -155,6 +158,16 @@ def run_tiles(run: RunReport) -> list[tuple[str, str, str]]:
         ("Workers", workers, f"{run.workers_planned:,} planned"),
         ("Tokens", f"{run.tokens_in + run.tokens_out:,}", f"{run.tokens_in:,} in, {run.tokens_out:,} out"),
     ]
+
+
+def _bill(run: RunReport) -> str:
+    """What RunPod billed, beside plan and estimate."""
+    found = run.billed
+    if found is None:
+        return ""
+    if found.usd_billed is not None:
+        return f"; {usd(found.usd_billed)} billed"
+    return "; bill not known" if found.at_most is None else f"; at most {usd(found.at_most)} billed"
 
 
 def _splits(run: RunReport) -> str:

@@ -20,6 +20,7 @@ from contract.protocol import fold, fold_starts
 from contract.store import Store, get_or_none
 from contract.tree import build_tree, list_commits
 from nights.record import NightRecord, Records
+from nights.report.billing import MOST_HOURS
 from nights.report.build import EDGES, MOST_BUCKETS, FailedRow, RunFacts, night_report, run_report
 from nights.report.model import REPORT_VERSION, NightReport, RunReport
 from pipelines.journal import Journal
@@ -119,6 +120,9 @@ def _stands(kept: RunReport, plan: Plan, rows: bool) -> bool:
 def _drawable(kept: RunReport) -> bool:
     """Whether a report that came out of a bucket can be drawn at all: somebody may have written it by hand."""
     line, delays = kept.timeline, kept.delays
+    bill = kept.billed
+    if bill is not None and not bill.error and (len(bill.hours) > MOST_HOURS or None in (bill.usd_hours, bill.at_least)):
+        return False
     if line is not None and not (line.seconds >= 1 and line.step >= 1 and line.seconds / line.step <= len(line.buckets) <= MOST_BUCKETS):
         return False
     if delays is not None:
