@@ -435,6 +435,7 @@ def report(
     out: o.PageOut = None,
     no_rows: o.NoRows = False,
     store: o.StoreReport = False,
+    billed: o.Billed = False,
     index: o.Index = False,
     last: o.Last = None,
     stack: o.StackOfRun = None,
@@ -444,7 +445,7 @@ def report(
     """Write one self-contained HTML page: what a run or a night came to, what it cost, what failed; or an index over all of them."""
     from cli import reports, work
 
-    asked = reports.Reporting(name, date=date, out=out, rows=not no_rows, store=store, index=index, last=last)
+    asked = reports.Reporting(name, date=date, out=out, rows=not no_rows, store=store, billed=billed, index=index, last=last)
     return reports.report(work.Where(stack, facts), asked)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +14,12 @@ from cli.policy import program, session
 
 if TYPE_CHECKING:
     from cli.work import Where
+    from contract.facts import Stack
+    from contract.models import Plan
+    from contract.store import FolderStore, Store
     from nights.record import Records
+    from nights.report.model import Bill, RunReport
+    from pipelines.runs import RunListing
     from pipelines.work import Buckets
 
 MISSING = "this installation has no Python package `{}`, which reports need."
@@ -26,6 +34,7 @@ class Reporting:
     out: Path | None = None
     rows: bool = True
     store: bool = False
+    billed: bool = False
     index: bool = False
     last: int | None = None
 
@@ -42,6 +51,8 @@ class Made:
     html: str
     stored: str | None
     gaps: tuple[str, ...]
+    billed: tuple[RunReport, ...] = ()
+    """Runs of which RunPod was asked."""
 
 
 def report(where: Where, asked: Reporting) -> int:
@@ -50,7 +61,7 @@ def report(where: Where, asked: Reporting) -> int:
 
     needs_jinja()
     if asked.index:
-        wrong = {"RUN": asked.name, "--date": asked.date, "--store": asked.store}
+        wrong = {"RUN": asked.name, "--date": asked.date, "--store": asked.store, "--billed": asked.billed}
         if given := [option for option, value in wrong.items() if value]:
             raise UsageError(f"an index is of all runs and nights: {given[0]} does not go with it.", where="--index")
         if asked.out is None:
@@ -86,8 +97,8 @@ def _page(where: Where, asked: Reporting, name: str) -> int:
             records = Records(buckets.main, stack.facts.store.prefix.strip("/"))
             uri = work.address(stack, name) if run or not asked.date else None
             if uri is not None and (run or await _is_run(buckets, uri)):
-                return await _run(buckets, uri, asked)
-            return await _night(records, name, asked)
+                return await _run(stack, buckets, uri, asked)
+            return await _night(stack, buckets, records, name, asked)
 
     made = work.run_async(main)
     path = asked.out or Path(made.file)
@@ -107,9 +118,12 @@ def _page(where: Where, asked: Reporting, name: str) -> int:
                 "rows": asked.rows,
                 "gaps": list(made.gaps),
             }
+            | ({"billed": [_bill_record(one) for one in made.billed]} if asked.billed else {})
         )
         return 0
     print(session.clean(f"{made.kind} {made.name}: {made.sentence}"))
+    for one in made.billed:
+        print(session.clean((f"{one.run_id}: " if made.kind == "night" else "") + (one.billed.sentence if one.billed else "")))
     print(session.clean(f"wrote {path}" + (f", and {made.stored}" if made.stored else "")))
     return 0
 
@@ -120,7 +134,81 @@ async def _is_run(buckets: Buckets, uri: str) -> bool:
     return await buckets.main.head(RunUri.parse(uri).keys.plan()) is not None
 
 
-async def _run(buckets: Buckets, uri: str, asked: Reporting) -> Made:
+def _bill_record(run: RunReport) -> dict[str, Any]:
+    """The numbers of the page's section on RunPod's bill, for programs."""
+    import msgspec
+
+    assert run.billed is not None
+    known = run.cost.estimated if not run.cost.none else None
+    mine = {"run": run.run, "usd_planned": run.cost.planned, "usd_estimated": known}
+    return mine | dict(msgspec.to_builtins(run.billed))
+
+
+async def _with_bills(stack: Stack, store: FolderStore, runs: Sequence[RunReport]) -> tuple[RunReport, ...]:
+    """The reports with what RunPod billed in their hours. Why there is no bill is a sentence: a page is wanted all the same."""
+    from contract.errors import AccessDenied, NightbatchError
+    from contract.keys import RunUri
+    from nights.report.billing import not_billed
+    from nights.report.use import read_runs
+    from pipelines.runs import load_run
+
+    found: list[RunReport] = []
+    beside: dict[str, tuple[tuple[RunListing, ...], int]] = {}
+    for run in runs:
+        mode = store.mode
+        endpoint = run.endpoint
+        try:
+            handle = await load_run(store, RunUri.parse(run.run))
+            endpoint = handle.plan.infra.endpoint_id
+            place = handle.keys.root.rpartition("/")[0]
+            if place not in beside:
+                beside[place] = await read_runs(store, handle.keys)
+            found.append(await _with_bill(stack, store, handle.plan, run, *beside[place]))
+        except AccessDenied:
+            raise
+        except (NightbatchError, ValueError) as error:
+            found.append(not_billed(run, endpoint, store.now(), f"What RunPod billed was not asked: {error}"))
+        finally:
+            store.mode = mode
+    return tuple(found)
+
+
+async def _with_bill(
+    stack: Stack, store: Store, plan: Plan, run: RunReport, beside: Sequence[RunListing], damaged: int
+) -> RunReport:  # fmt: skip
+    from nights.report.billing import not_billed, window, with_bill
+    from nights.report.use import read_use
+
+    tail = next((one.idle_timeout_s for one in stack.facts.endpoints if one.id == plan.infra.endpoint_id), None)
+    use = await read_use(store, plan, beside, damaged=damaged, tail_s=tail)
+    limits = window(use.own)
+    if limits is None:
+        said = "RunPod was not asked what it billed: this run has sent no job."
+        return not_billed(run, plan.infra.endpoint_id, store.now(), said)
+    return with_bill(run, await ask_bill(stack, plan.infra.endpoint_id, limits, store.now()), use)
+
+
+async def ask_bill(
+    stack: Stack, endpoint_id: str, limits: tuple[datetime, datetime], now: datetime, environ: Mapping[str, str] = os.environ
+) -> Bill:
+    """What RunPod's REST v2 says of these hours, or why it does not."""
+    from contract.errors import NightbatchError
+    from infra.provider.client import RestClient
+    from infra.review.billing import BILLING_DEADLINE_S, billed_hours
+    from infra.review.live import rest_base
+    from nights.report.model import Bill, BilledHour
+
+    try:
+        base = rest_base(stack.facts.api_url, environ)
+        async with RestClient(base, stack.secrets.api_key, deadline_s=BILLING_DEADLINE_S, attempt_s=BILLING_DEADLINE_S) as rest:
+            hours = await billed_hours(rest, endpoint_id, *limits)
+    except NightbatchError as error:
+        return Bill(endpoint_id=endpoint_id, asked_at=now, error=str(error))
+    lines = tuple(BilledHour(began=one.began, usd=one.usd, gpu=one.gpu, cpu=one.cpu, disk=one.disk, fee=one.fee) for one in hours)
+    return Bill(endpoint_id=endpoint_id, asked_at=now, hours=lines)
+
+
+async def _run(stack: Stack, buckets: Buckets, uri: str, asked: Reporting) -> Made:
     from contract.errors import UsageError
     from nights.report.page import render_run
     from nights.report.read import read_run, report_key
@@ -132,14 +220,17 @@ async def _run(buckets: Buckets, uri: str, asked: Reporting) -> Made:
     handle = await load_run(buckets.main, uri)
     session.run = uri
     found = await read_run(buckets.main, handle.keys, handle.plan, rows=asked.rows)
+    if asked.billed:
+        (found,) = await _with_bills(stack, buckets.main, [found])
     stored = None
     if asked.store:
         await keep_run_report(buckets.main, handle.keys, found)
         stored = f"s3://{buckets.main.bucket}/{report_key(handle.keys)}"
-    return Made("run", uri, f"{found.run_id}.html", found.state, found.sentence, render_run(found), stored, found.gaps)
+    html, billed = render_run(found), (found,) if asked.billed else ()
+    return Made("run", uri, f"{found.run_id}.html", found.state, found.sentence, html, stored, found.gaps, billed)
 
 
-async def _night(records: Records, job: str, asked: Reporting) -> Made:
+async def _night(stack: Stack, buckets: Buckets, records: Records, job: str, asked: Reporting) -> Made:
     from difflib import get_close_matches
 
     from contract.errors import UsageError
@@ -163,12 +254,15 @@ async def _night(records: Records, job: str, asked: Reporting) -> Made:
     if record is None:
         raise UsageError(f"there is no night of {job} on this date.", where=f"--date {date}", fix=f"The latest: {', '.join(dates[-5:])}.")
     found = await read_night(records, record, rows=asked.rows)
+    if asked.billed:
+        found = replace(found, runs=await _with_bills(stack, buckets.main, found.runs))
     html = render_night(found)
     stored = None
     if asked.store:
         await records.store.put(night_key(records, record), html.encode())
         stored = f"s3://{records.store.bucket}/{night_key(records, record)}"
-    return Made("night", f"{job} {date}", f"{job}-{date}.html", record.state, found.sentence, html, stored, found.gaps)
+    billed = found.runs if asked.billed else ()
+    return Made("night", f"{job} {date}", f"{job}-{date}.html", record.state, found.sentence, html, stored, found.gaps, billed)
 
 
 def _index(where: Where, asked: Reporting, folder: Path) -> int:
