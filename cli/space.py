@@ -15,7 +15,6 @@ import typer
 from cli import options as o
 from cli.output import emit, say
 from cli.policy import guarded, session
-from contract.words import usd
 
 if TYPE_CHECKING:
     from cli.work import Where
@@ -58,6 +57,7 @@ Version = Annotated[int | None, typer.Option("--version", metavar="N", help="A v
 def list_(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
     """List the embedding spaces of a stack."""
     from cli.work import Where
+    from contract.words import usd
 
     async def main(home: Home) -> tuple[Overview, ...]:
         from nights.spaces.overview import overviews
@@ -90,6 +90,7 @@ def list_(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = Fa
 def show(name: Name, stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
     """Say what a space is made of: its parameters, its versions and what each night changed, its kept rows."""
     from cli.work import Where
+    from contract.words import usd
 
     async def main(home: Home) -> Overview:
         from nights.spaces.overview import overview
