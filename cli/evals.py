@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nights.evals.gate import Gate, Verdict
     from nights.evals.history import Entry
     from nights.evals.results import Named, Names
-    from nights.evals.samples import EvalResult, ResultHeader
+    from nights.evals.samples import EvalResult, ResultHeader, Sample
     from nights.evals.stats import Comparison, Interval
     from nights.runner import Runner
     from pipelines.plan import PlannedRun
@@ -136,14 +136,46 @@ def list_(suite: SuiteOrNone = None, last: Last = 20, stack: o.Stack = None, fac
 
 @evaluations.command("show", short_help="One result: scores, intervals, counts.")
 @guarded
-def show(result: Result, confidence: Confidence = 0.95, stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
+def show(
+    result: Result,
+    samples: Annotated[int, typer.Option("--samples", min=0, metavar="N", help="So many samples too, the worst first.")] = 0,
+    confidence: Confidence = 0.95,
+    stack: o.Stack = None,
+    facts: o.Facts = None,
+    json_output: o.Json = False,
+) -> int:
     """Show a result: every metric with its interval, what failed, the groups, and how it was made."""
+    import msgspec
+
     from nights.evals import stats
 
     stats.check_confidence(confidence, "--confidence")
     found, named, pinned = _run(_where(stack, facts), lambda kept: _one(kept, result))
     lines, record = _result_shown(found, pinned, confidence)
+    chosen = _least(found, samples)
+    if samples:
+        lines = [*lines, *(line for sample in chosen for line in _sample_lines(sample, found.header.headline))]
+        record = {**record, "samples": [msgspec.to_builtins(sample) for sample in chosen]}
     return _told({"name": named.name, **record}, lines)
+
+
+def _least(found: EvalResult, count: int) -> list[Sample]:
+    """So many samples, those with the least headline score first; where lower is better, the highest."""
+    sign, headline = 1 if found.header.higher_is_better else -1, found.header.headline
+    return sorted(found.samples, key=lambda one: (sign * one.scores.get(headline, 0.0), one.index, one.draw))[:count]
+
+
+def _sample_lines(sample: Sample, headline: str) -> list[str]:
+    """A question with its answer, a line for each; what is in them does nothing to a terminal."""
+    from nights.evals import diff as diffs
+
+    width = max(40, shutil.get_terminal_size().columns - 10)
+    draw = f" draw {sample.draw}" if sample.draw else ""
+    target = sample.target if isinstance(sample.target, str) or sample.target is None else " | ".join(sample.target)
+    said = {"question": sample.input, "target": target, "answer": sample.answer, "read as": sample.parsed, "error": sample.error}
+    score = sample.scores.get(headline)
+    head = f"{diffs.one_line(sample.id, width)}{draw}: {sample.outcome}" + ("" if score is None else f", {headline} {score:g}")
+    return ["", head, *(f"  {name:<8} {diffs.one_line(text, width)}" for name, text in said.items() if text)]
 
 
 @evaluations.command("diff", short_help="Which samples got worse, with both answers.")
@@ -716,7 +748,7 @@ def _diff_told(found: Diff, compared: Comparison | None, chosen: Sequence[Change
     left = [(found.only_first, "only in the first"), (found.only_second, "only in the second"), (found.rewritten, "changed their text")]
     lines += [f"left out: {len(ids):,} {what}" for ids, what in left if ids]
     width = shutil.get_terminal_size((WIDTH, 24)).columns
-    lines += [diffs.one_line(f"changed: {text}", width) for text in found.changed]
+    lines += [f"changed: {diffs.plain(text)}" for text in found.changed]
     for one in chosen:
         lines += ["", *diffs.shown(one, found.metric, width=width, lines=None if full else diffs.LINES, names=names)]
     return _told(record, lines)

@@ -57,7 +57,7 @@ Version = Annotated[int | None, typer.Option("--version", metavar="N", help="A v
 def list_(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = False) -> int:
     """List the embedding spaces of a stack."""
     from cli.work import Where
-    from contract.words import usd
+    from contract.words import counted, usd
 
     async def main(home: Home) -> tuple[Overview, ...]:
         from nights.spaces.overview import overviews
@@ -78,7 +78,7 @@ def list_(stack: o.Stack = None, facts: o.Facts = None, json_output: o.Json = Fa
         print(
             session.clean(
                 f"{one.space.name}: version {latest.version} of {latest.at:%Y-%m-%d %H:%M} UTC, {latest.rows:,} rows x {one.dimensions}, "
-                f"{_size(latest.bytes)} in {latest.fragments} files, {len(one.nights)} nights for {usd(one.usd)} "
+                f"{_size(latest.bytes)} in {counted(latest.fragments, 'file')}, {counted(len(one.nights), 'night')} for {usd(one.usd)} "
                 f"({one.space.parameters.model})"
             )
         )
@@ -151,7 +151,10 @@ def query(
     if session.json_output:
         emit({"space": name, "with": with_.value, "version": version, "install": needs, "program": text})
         return 0
-    say(f"# {needs}; keys: NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY")
+    from contract.facts import local_facts_path
+
+    local = f", of the local stack `s3` in {local_facts_path()}" if (stack or "local") == "local" and facts is None else ""
+    say(f"# {needs}; keys: NIGHTBATCH_S3_ACCESS_KEY_ID, NIGHTBATCH_S3_SECRET_ACCESS_KEY{local}")
     print(session.clean(text), end="")
     return 0
 

@@ -27,6 +27,7 @@ from contract.protocol import (
     shard_states,
     survey,
 )
+from contract.words import counted, duration, usd
 from nights.record import NightRecord, differences
 from nights.report.model import (
     Bucket,
@@ -52,7 +53,7 @@ from nights.report.model import (
     last_good,
 )
 from nights.report.spans import Span, fill, joined, length, quantile, shares, step, waits
-from nights.report.text import counted, duration, instant, measure, percent, shortened, signed, usd
+from nights.report.text import instant, measure, percent, shortened, signed
 from pipelines.summary import RunSummary
 
 MOST_LANES: Final = 24
@@ -410,7 +411,12 @@ def _limits(
 
 
 def _at(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+    """A marker may say anything: what no calendar holds is its last second."""
+    return datetime.fromtimestamp(min(max(seconds, 0.0), _LAST_S), UTC)
+
+
+_LAST_S: Final = 253_402_300_799.0
+"""9999-12-31 23:59:59."""
 
 
 def _timeline(

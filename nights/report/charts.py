@@ -13,10 +13,11 @@ from typing import Final
 
 from markupsafe import Markup
 
+from contract.words import counted, duration, usd
 from nights.record import NightRecord
 from nights.report.model import Cost, Delays, Spread, Timeline, Tone
 from nights.report.spans import step
-from nights.report.text import clock, counted, duration, measure, percent, short, usd, visible
+from nights.report.text import clock, measure, percent, short, visible
 
 WIDTH: Final = 1000
 """Of the inner picture: thousandths."""

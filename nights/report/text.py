@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+from contract.words import counted
+
 UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
 )
@@ -35,32 +37,6 @@ def visible(text: str) -> str:
 def shortened(text: str, most: int = MOST_SHOWN) -> str:
     """The first characters, and how many more there were."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
-
-
-def usd(value: float) -> str:
-    """Dollars with as many digits as tell something: $12.34, $0.0042."""
-    if value < 0:
-        return f"-{usd(-value)}"
-    return f"${value:,.2f}" if value >= 1 else f"${value:.4f}" if value >= 0.0001 or value == 0 else f"${value:.6f}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """0.4 s, 45 s, 3 min 20 s, 2 h 05 min, 3 d 04 h."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
 def short(seconds: float) -> str:

@@ -155,6 +155,17 @@ def test_a_result_is_shown_with_its_interval_and_what_it_was_made_with(nightbatc
     assert nightbatch("show", "latest", "--confidence", "95").code == 2
 
 
+def test_samples_of_a_result_are_shown_the_wrong_ones_first_and_harmless(nightbatch: Call, kept: Callable[..., None]) -> None:
+    kept(BAD)
+    out = nightbatch("show", "latest", "--samples", "3").out
+    assert out.count("exact 0\n") == 3
+    assert "\x1b" not in out
+    assert "  answer " in out
+    record = nightbatch("show", "latest", "--samples", "26", "--json").record
+    assert [sample["scores"]["exact"] for sample in record["samples"]] == [0.0] * 25 + [1.0]
+    assert "samples" not in nightbatch("show", "latest", "--json").record
+
+
 def test_groups_and_metrics_of_the_whole_are_shown_apart(nightbatch: Call, kept: Callable[..., None]) -> None:
     samples = tuple(replace(one, group="hard" if one.index % 2 else "easy") for one in GOOD.samples)
     kept(EvalResult(replace(GOOD.header, metrics={"exact": 0.8, "lint": 0.3}), samples))

@@ -440,3 +440,10 @@ async def test_a_kept_report_that_somebody_wrote_by_hand_is_made_again(change: d
     kept["sentence"] = "planted"
     run.store.objects.data[f"{run.keys.root}/report.json"] = msgspec.json.encode(kept)
     assert (await read_run_kept(run.store, run.keys, run.plan)).sentence == right.sentence
+
+
+def test_a_moment_that_no_calendar_holds_is_its_last_second() -> None:
+    from nights.report.build import _at
+
+    assert _at(1e300).year == 9999
+    assert _at(-5.0).year == 1970

@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from benchmarks.report import GOAL_BYTES, Shape
+from contract.words import counted, duration, usd
 from nights.record import NightEvent, NightRecord
 from nights.report.build import night_line, night_report, run_line
 from nights.report.model import IndexReport, NightReport, RunReport
 from nights.report.page import render_index, render_night, render_run, style
-from nights.report.text import counted, duration, percent, usd
+from nights.report.text import percent
 from tests.nights.report.kit import (
     CLEAN,
     HOSTILE,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nights.report.text import duration, percent, shortened, signed, size, unbroken, usd, visible
+from contract.words import duration, usd
+from nights.report.text import percent, shortened, signed, size, unbroken, visible
 
 
 @pytest.mark.parametrize(
