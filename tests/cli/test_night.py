@@ -253,3 +253,13 @@ def test_one_damaged_record_hides_no_other_job(desk: Desk, monkeypatch: pytest.M
     assert "damaged" in found["job-1"]["problem"]
     assert found["answers"]["last"]["state"] == "done"
     assert [one["problem"] for name, one in found.items() if name != "job-1"] == [None] * 4
+
+
+async def test_the_next_night_is_the_first_that_nobody_did_ahead_of_its_time(desk: Desk) -> None:
+    desk.at("2026-03-12T12:00")
+    records = Records(desk.house.store)
+    await records.put(NightRecord(job="answers", date="2026-03-13", kind="generate", stack="test", state="done", began=START))
+    stands = await standing(find_job(desk.folder / "jobs", "answers"), records, desk.house.now())
+    assert stands.look is not None
+    assert stands.look.next is not None
+    assert stands.look.next.date.isoformat() == "2026-03-14"
