@@ -192,7 +192,7 @@ def night_lines(record: NightRecord) -> list[str]:
             f"score    {found.metric} {found.score:.4g} ({found.low:.4g} to {found.high:.4g} at {found.confidence:.0%}), "
             f"{found.rows:,} questions"
         )
-        if found.sentence:
+        if found.sentence and found.sentence != record.sentence:
             lines.append(f"gate     {found.sentence}")
     if record.usd_planned or record.usd_estimated:
         lines.append(f"cost     {usd(record.usd_estimated)} estimated, {usd(record.usd_planned)} planned")

@@ -67,6 +67,9 @@ async def embed(tonight: Tonight) -> None:
     if not tonight.call.redo and (before := await applied(space, job.name, tonight.date)) is not None:
         got = before.added + before.changed  # the process that did it died before its record said so
         await tonight.note_down(sent=got + before.failed, ok=got, failed=before.failed)
+        if job.canary.rows and before.version is not None and await read_canary(space) is None:
+            text = "the space keeps no canary yet, because the process that wrote it ended before; a night with enough new rows keeps one"
+            await tonight.note_down(notices=(*tonight.record.notices, text))
         await _done(tonight, before)
         return
     with scratch_folder() as folder:

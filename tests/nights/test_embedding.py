@@ -144,6 +144,16 @@ async def test_the_same_night_again_after_a_kill_before_its_record_pays_nothing_
     assert set(nights.house.objects.data) >= {key for key in running if not key.startswith("nights/")}
 
 
+async def test_after_a_kill_between_commit_and_canary_it_is_said_that_there_is_none(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, canary={"rows": 5})
+    await nights.night()
+    for key in (f"nights/docs/{FIRST}.json", "spaces/docs/canary.json"):
+        nights.house.objects.data.pop(key)
+    again = await nights.night()
+    assert again.state == "done"
+    assert any("keeps no canary yet" in notice for notice in again.notices)
+
+
 async def test_a_row_that_failed_has_no_vector_and_is_tried_again_the_next_night(tmp_path: Path) -> None:
     nights = Nights(tmp_path, canary={"rows": 0})
     nights.house.embeds = lambda text: RowError(code="too_long", message="no") if text == "text 3" else vector_of(text)
