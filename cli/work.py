@@ -219,7 +219,7 @@ def address(stack: Stack, run: str) -> str:
     """A run id or an address -> the address."""
     if run.startswith("s3://"):
         return str(RunUri.parse(run))
-    prefix = stack.facts.store.prefix.strip("/")
+    prefix = stack.facts.store.folder
     return str(RunUri.parse(f"s3://{stack.facts.store.bucket}/{prefix + '/' if prefix else ''}runs/{run}"))
 
 

@@ -70,6 +70,11 @@ class StoreFacts(Model, frozen=True, kw_only=True):
     endpoint_url: str
     prefix: str = ""
 
+    @property
+    def folder(self) -> str:
+        """The prefix as keys begin with it: without a slash at either end."""
+        return self.prefix.strip("/")
+
 
 class StackFacts(Model, frozen=True, kw_only=True):
     """A stack as the pipeline sees it. Holds no secret. `endpoints` are the queue endpoints, which runs use; `balanced` the load-balancing

@@ -346,7 +346,7 @@ async def run_night(file: JobFile, date: str, runner: Runner, call: Call = Call(
     Raises lease.Held while another process does it, StoreError where the store cannot even tell how it stands, and whatever interrupts it.
     """
     job, store = file.job, runner.store
-    prefix = runner.stack.facts.store.prefix.strip("/")
+    prefix = runner.stack.facts.store.folder
     records = Records(store, prefix)
     there = await records.get(job.name, date)
     if there is not None and there.state == "done" and not call.redo:

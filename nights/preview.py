@@ -42,7 +42,7 @@ class Preview:
 async def preview(file: JobFile, date: str, runner: Runner, call: Call = Call()) -> Preview:  # noqa: B008 (frozen)
     """Raises what the night would end with: DatasetError, OtherParameters, UsageError, StoreError."""
     job = file.job
-    records = Records(runner.store, runner.stack.facts.store.prefix.strip("/"))
+    records = Records(runner.store, runner.stack.facts.store.folder)
     good = await records.good(job.name, before=date)
     record = NightRecord(job=job.name, date=date, kind=job.kind, stack=runner.stack.facts.stack, state="running", began=runner.now())
     tonight = Tonight(file, date, call, runner, records, record, good)

@@ -249,7 +249,7 @@ async def _plan(
     dry_run: bool,
 ) -> PlannedRun:
     facts = stack.facts
-    prefix = facts.store.prefix.strip("/")
+    prefix = facts.store.folder
     root = f"{prefix}/runs" if prefix else "runs"
     mode = await probe_mode(worker_store, root)
     store.mode = worker_store.mode = mode
