@@ -18,24 +18,16 @@ from cli import schedules, space
 from cli.evals import evaluations
 from cli.policy import begin, ended, explain, guarded, program, say_interrupted
 
-PLAIN = {
-    "rich_markup_mode": None,
-    "pretty_exceptions_enable": False,
-    "add_completion": False,
-    "no_args_is_help": True,
-    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
-}
-
 app = typer.Typer(
     name="nightbatch",
     help="Nightly batch inference on RunPod Serverless: every row accounted for, every dollar planned.",
     epilog="Exit codes: 0 all well; 1 finished, something is not as wanted; 2 input error; 3 infrastructure; 4 budget or deadline; "
     "130 interrupted.",
-    **PLAIN,  # type: ignore[arg-type]
+    **o.PLAIN,
 )
-local = typer.Typer(name="local", help="RunPod's stand-in and a real S3 server on this machine.", **PLAIN)  # type: ignore[arg-type]
+local = typer.Typer(name="local", help="RunPod's stand-in and a real S3 server on this machine.", **o.PLAIN)
 app.add_typer(local)
-image = typer.Typer(name="image", help="Container images of a stack.", **PLAIN)  # type: ignore[arg-type]
+image = typer.Typer(name="image", help="Container images of a stack.", **o.PLAIN)
 app.add_typer(image)
 app.add_typer(evaluations)
 app.add_typer(schedules.app)
@@ -326,9 +318,8 @@ def night(
     """Do one night of a job file. The same night again is told, or gone on with, and never paid twice; two at once do it once."""
     from cli import night as nights
     from cli.work import Where
-    from nights.night import Call
 
-    call = Call(
+    call = nights.call_of(
         accept=frozenset(one.value for one in accept or []),
         no_deadline=no_deadline,
         redo=redo,

@@ -5,7 +5,6 @@ The commands are a Typer app of their own; nothing heavy is imported before one 
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import shutil
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cli import options as o
+from cli.extras import needs
 from cli.output import emit
 from cli.policy import guarded, program, session
 
@@ -36,18 +36,11 @@ if TYPE_CHECKING:
     from pipelines.plan import PlannedRun
 
 T = TypeVar("T")
-PLAIN: dict[str, Any] = {
-    "rich_markup_mode": None,
-    "pretty_exceptions_enable": False,
-    "add_completion": False,
-    "no_args_is_help": True,
-    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
-}
 WIDTH = 100
 """Columns where no terminal says how many it has."""
 
-evaluations = typer.Typer(name="eval", help="Evaluations: results, baselines, comparisons, gates.", **PLAIN)
-baseline = typer.Typer(name="baseline", help="Named, pinned results.", **PLAIN)
+evaluations = typer.Typer(name="eval", help="Evaluations: results, baselines, comparisons, gates.", **o.PLAIN)
+baseline = typer.Typer(name="baseline", help="Named, pinned results.", **o.PLAIN)
 evaluations.add_typer(baseline)
 
 
@@ -319,12 +312,8 @@ def baseline_rm(
 
 def _where(stack: str | None, facts: Path | None) -> Where:
     from cli.work import Where
-    from contract.errors import UsageError
 
-    if importlib.util.find_spec("scipy") is None:
-        raise UsageError(
-            "this installation has no Python package `scipy`, which evaluations need.", fix="pip install 'nightbatch[nights]'."
-        )
+    needs("nights", "evaluations need", "scipy")
     return Where(stack, facts)
 
 
@@ -338,7 +327,7 @@ async def opened(where: Where) -> AsyncIterator[Baselines]:
 
     stack = await find_stack(where)
     async with buckets_of(stack) as buckets:
-        yield Baselines(Results(buckets.main, stack.facts.store.prefix.strip("/")))
+        yield Baselines(Results(buckets.main, stack.facts.store.folder))
 
 
 def _run(where: Where, work: Callable[[Baselines], Awaitable[T]]) -> T:
@@ -488,12 +477,14 @@ def _evaluated(where: Where, path: Path, how: _How) -> int:
     async def main() -> tuple[Evaluated, EvalResult | None]:
         async with announced(where) as runner:
             base: EvalResult | None = None
+            prepared: Prepared | None = None
             if how.against is not None:
-                kept = Baselines(Results(runner.store, runner.stack.facts.store.prefix.strip("/")))
+                kept = Baselines(Results(runner.store, runner.stack.facts.store.folder))
                 base = await kept.result(await kept.results.find(how.against, suite=suite.name))
                 if how.gate.max_regression is not None:
-                    _same_suite(base.header, await prepare(suite, runner), how.against)
-            return await evaluate(suite, runner, asked), base
+                    prepared = await prepare(suite, runner)
+                    _same_suite(base.header, prepared, how.against)
+            return await evaluate(suite, runner, asked, prepared=prepared), base
 
     done, base = run_async(main)
     found = done.result

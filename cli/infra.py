@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.extras import needs
 from cli.output import emit, say
-from cli.policy import program, session
+from cli.policy import session
 
 if TYPE_CHECKING:
     from infra.review.engine import Project
@@ -50,13 +50,7 @@ def project_of(stack: str, environ: Mapping[str, str] = os.environ, here: Projec
 
 def needs_pulumi() -> None:
     """Refuse in one sentence where this Python, which Pulumi would run the program with, has no `pulumi`: it only submits."""
-    from contract.errors import UsageError
-
-    if importlib.util.find_spec("pulumi") is None:
-        raise UsageError(
-            "this installation only submits: it has no Python package `pulumi` to run the stack's program with.",
-            fix=f"In a clone: NIGHTBATCH_ENV=client {program()} … once more. Else: pip install 'nightbatch[infra]'.",
-        )
+    needs("infra", "the stack's program needs", "pulumi")
 
 
 def preview(

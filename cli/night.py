@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cli.extras import needs_nights
 from cli.output import emit, say
 from cli.policy import as_typed, program, session
 from cli.progress import Progress, shown
@@ -51,7 +52,7 @@ def records_of(stack: Stack, runner: Runner) -> Records:
     """The stack's records of nights."""
     from nights.record import Records
 
-    return Records(runner.store, stack.facts.store.prefix.strip("/"))
+    return Records(runner.store, stack.facts.store.folder)
 
 
 @asynccontextmanager
@@ -62,6 +63,14 @@ async def runner_for(file: JobFile, where: Where, progress: Progress) -> AsyncIt
     stack = await find_stack(where_of(file, where))
     async with runner_of(stack, watch_of(progress), live_limits) as runner:
         yield stack, runner
+
+
+def call_of(**how: Any) -> Call:
+    """How a night is called, as options say it. Raises UsageError where this installation cannot read job files."""
+    needs_nights()
+    from nights.night import Call
+
+    return Call(**how)
 
 
 def night(asked: NightAsked, call: Call) -> int:
@@ -288,6 +297,7 @@ class Listed:
 
 def jobs(folder: Path, where: Where) -> int:
     """List the jobs of a folder with how their last night ended and when the next is due."""
+    needs_nights()
     from nights.jobs.files import bad_files, read_jobs
 
     files, mistakes = read_jobs(folder)
@@ -334,7 +344,7 @@ async def _listed_of(files: Sequence[JobFile], where: Where) -> list[Listed]:
     except NightbatchError as error:
         return [Listed(file, None, str(error)) for file in files]
     store = reading(stack)
-    records = Records(store, stack.facts.store.prefix.strip("/"))
+    records = Records(store, stack.facts.store.folder)
     few = asyncio.Semaphore(AT_ONCE)
     away: list[str] = []
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from cli.extras import needs
 from cli.output import emit, say
 from cli.policy import program, session
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pipelines.runs import RunListing
     from pipelines.work import Buckets
 
-MISSING = "this installation has no Python package `{}`, which reports need."
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def report(where: Where, asked: Reporting) -> int:
     """Write the page of a run or of a night, or an index over all of them."""
     from contract.errors import UsageError
 
-    needs_jinja()
+    needs("nights", "reports need", "jinja2")
     if asked.index:
         wrong = {"RUN": asked.name, "--date": asked.date, "--store": asked.store, "--billed": asked.billed}
         if given := [option for option, value in wrong.items() if value]:
@@ -74,16 +74,6 @@ def report(where: Where, asked: Reporting) -> int:
     return _page(where, asked, asked.name)
 
 
-def needs_jinja() -> None:
-    """Refuse in one sentence where this Python has no Jinja: it only submits."""
-    import importlib.util
-
-    from contract.errors import UsageError
-
-    if importlib.util.find_spec("jinja2") is None:
-        raise UsageError(MISSING.format("jinja2"), fix="pip install 'nightbatch[nights]'.")
-
-
 def _page(where: Where, asked: Reporting, name: str) -> int:
     from cli import work
     from nights.record import Records
@@ -94,7 +84,7 @@ def _page(where: Where, asked: Reporting, name: str) -> int:
         run = name if name.startswith("s3://") else None
         stack = await work.find_stack(where, run)
         async with buckets_of(stack) as buckets:
-            records = Records(buckets.main, stack.facts.store.prefix.strip("/"))
+            records = Records(buckets.main, stack.facts.store.folder)
             uri = work.address(stack, name) if run or not asked.date else None
             if uri is not None and (run or await _is_run(buckets, uri)):
                 return await _run(stack, buckets, uri, asked)
@@ -274,7 +264,7 @@ def _index(where: Where, asked: Reporting, folder: Path) -> int:
 
     async def main() -> Written:
         stack = await work.find_stack(where)
-        prefix = stack.facts.store.prefix.strip("/")
+        prefix = stack.facts.store.folder
         async with buckets_of(stack) as buckets:
             with shown() as progress:
                 return await write_index(

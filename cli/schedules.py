@@ -6,7 +6,6 @@ says which offsets a time zone has this year.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import options as o
+from cli.extras import needs_nights
 from cli.output import emit, say
 from cli.policy import guarded, program, session
 
@@ -24,15 +24,7 @@ if TYPE_CHECKING:
     from nights.jobs.files import JobFile
     from nights.jobs.schedulers import How, Target
 
-app = typer.Typer(
-    name="schedule",
-    help="The files of schedulers, made from job files and checked against them.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = typer.Typer(name="schedule", help="The files of schedulers, made from job files and checked against them.", **o.PLAIN)
 
 For = Annotated[
     list[str] | None,
@@ -44,18 +36,6 @@ Folder = Annotated[
 ]
 Count = Annotated[int, typer.Option("--count", min=1, max=366, metavar="N", help="How many nights of each job.")]
 JobOrNone = Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job; else all that have a schedule.", show_default=False)]
-
-
-def needs_nights() -> None:
-    """Refuse in one sentence where this Python has not what job files are read with: it only submits."""
-    from contract.errors import UsageError
-
-    missing = [name for name in ("pydantic", "yaml", "cronsim") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"this installation only submits: it has no Python package `{missing[0]}`, which job files need.",
-            fix=f"In a clone: NIGHTBATCH_ENV=client {program()} … once more. Else: pip install 'nightbatch[nights]'.",
-        )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Help must be quick, so nothing here imports another room until a command runs.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cli import options as o
+from cli.extras import needs
 from cli.output import emit, say
 from cli.policy import guarded, session
 
@@ -23,15 +23,7 @@ if TYPE_CHECKING:
     from nights.spaces.table import Home
 
 T = TypeVar("T")
-app = typer.Typer(
-    name="space",
-    help="Embedding spaces: what there is, how others read it, keeping it small.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = typer.Typer(name="space", help="Embedding spaces: what there is, how others read it, keeping it small.", **o.PLAIN)
 
 
 class With(StrEnum):
@@ -242,10 +234,8 @@ def compact(name: Name, stack: o.Stack = None, facts: o.Facts = None, json_outpu
 
 def _with_home(where: Where, main: Callable[[Home], Awaitable[T]]) -> T:
     from cli import work
-    from contract.errors import UsageError
 
-    if importlib.util.find_spec("lance") is None:
-        raise UsageError("this installation has no Python package `pylance`, which spaces need.", fix="pip install 'nightbatch[nights]'.")
+    needs("nights", "spaces need", "lance=pylance")
 
     async def body() -> T:
         from nights.spaces.table import home_of

@@ -45,7 +45,7 @@ async def evaluate_suite(tonight: Tonight) -> None:
         counted, first = first, False  # the second run is the judge's, whose rows are no questions
         return await tonight.complete(planned, out, counted=counted)
 
-    done = await evaluate(suite, runner, asked_of(tonight), complete=complete)
+    done = await evaluate(suite, runner, asked_of(tonight), complete=complete, prepared=prepared)
     header = done.result.header
     if first:  # the process that scored it died before its record said so, or does the same night as well
         for run in (header.run, header.judge_run):

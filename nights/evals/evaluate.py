@@ -182,14 +182,17 @@ async def preview(suite: Suite, runner: Runner, asked: Asked) -> tuple[Prepared,
         return prepared, await plan(prepared, runner, asked, folder, dry_run=True)
 
 
-async def evaluate(suite: Suite, runner: Runner, asked: Asked, *, complete: Complete | None = None) -> Evaluated:
-    """Ask, score, judge, keep. `complete`: instead of the runner's own, for a caller that counts what runs cost.
+async def evaluate(
+    suite: Suite, runner: Runner, asked: Asked, *, complete: Complete | None = None, prepared: Prepared | None = None
+) -> Evaluated:
+    """Ask, score, judge, keep. `complete`: instead of the runner's own, for a caller that counts what runs cost; `prepared`: the suite,
+    where its questions were read already.
 
     Raises DatasetError and UsageError before anything is sent, Unfinished where a run was stopped (the same call goes on with it),
     VerifyFailed and Damaged where an output is not whole.
     """
-    prepared = await prepare(suite, runner)
-    results = Results(runner.store, runner.stack.facts.store.prefix.strip("/"))
+    prepared = prepared or await prepare(suite, runner)
+    results = Results(runner.store, runner.stack.facts.store.folder)
     results.store.mode = await probe_mode(results.store, results.root().rstrip("/"))
     bring = complete if complete is not None else _bring(runner, asked)
     with scratch_folder() as folder:

@@ -395,6 +395,6 @@ def test_an_evaluation_that_is_cut_by_its_deadline_says_how_to_go_on(nightbatch:
 
 
 def test_without_scipy_it_is_said_what_to_install(nightbatch: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.evals.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("cli.extras.importlib.util.find_spec", lambda name: None)
     ended = nightbatch("list")
     assert (ended.code, "pip install 'nightbatch[nights]'" in ended.err) == (2, True)

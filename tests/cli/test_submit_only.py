@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
 from cli import infra, local
+from cli.app import app
 from contract.errors import EmulatorError, UsageError
 
 
@@ -47,3 +49,22 @@ def test_what_runs_the_pulumi_program_is_refused_where_its_package_is_missing(mo
         infra.drift("dev")
     with pytest.raises(UsageError, match="no Python package `pulumi`"):
         local.up(pulumi=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("yaml", ("jobs",)),
+        ("cronsim", ("night", "answers")),
+        ("yaml", ("schedule", "check")),
+        ("jinja2", ("report", "answers")),
+        ("scipy", ("eval", "list")),
+        ("lance", ("space", "list")),
+    ],
+)
+def test_what_nights_need_is_named_first(monkeypatch: pytest.MonkeyPatch, module: str, words: tuple[str, ...]) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    ended = CliRunner().invoke(app, list(words))
+    assert ended.exit_code == 2
+    assert f"no Python package `{'pylance' if module == 'lance' else module}`" in ended.stderr
+    assert "pip install 'nightbatch[nights]'" in ended.stderr
