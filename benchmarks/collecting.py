@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import ROOT, CannotMeasure, Line, Options, Result, Sample, keep, machine, say, stopwatch, table
+from benchmarks.harness import ROOT, CannotMeasure, Line, Options, Result, Sample, say, stopwatch, told
 from contract.errors import AlreadyExists, NotFound
 from contract.keys import RunKeys, shard_name
 from contract.lines import compress
@@ -299,10 +299,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/collecting.json")
     asked = parser.parse_args(argv)
     result = measure(Options(reps=asked.reps), rows=asked.rows, shard_rows=asked.shard)
-    print(table([result], {}))
-    if asked.keep:
-        keep(result, machine())
-    return 0 if all(line.met is not False for line in result.lines) else 1
+    return told(result, kept=asked.keep)
 
 
 if __name__ == "__main__":

@@ -309,3 +309,11 @@ def table(results: Sequence[Result], failures: dict[str, str]) -> str:
     if any(result.disturbed for result in results):
         lines.append(f"disturbed: other programs took more than {BUSY_SHARE:.0%} of the processors during at least one sample")
     return "\n".join(lines)
+
+
+def told(result: Result, *, kept: bool) -> int:
+    """The end of a benchmark that runs by itself: its table, its file where that is asked for, and the exit code."""
+    print(table([result], {}))
+    if kept:
+        keep(result, machine())
+    return 0 if all(line.met is not False for line in result.lines) else 1

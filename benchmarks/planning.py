@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import ROOT, CannotMeasure, Line, Options, Result, Sample, keep, machine, say, stopwatch, table
+from benchmarks.harness import ROOT, CannotMeasure, Line, Options, Result, Sample, say, stopwatch, told
 
 SIZE_MB: Final = 1000
 GOAL_MB_S: Final = 60
@@ -184,10 +184,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/planning.json")
     asked = parser.parse_args(argv)
     result = measure(Options(reps=asked.reps), size_mb=asked.size)
-    print(table([result], {}))
-    if asked.keep:
-        keep(result, machine())
-    return 0 if all(line.met is not False for line in result.lines) else 1
+    return told(result, kept=asked.keep)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.harness import Line, Options, Result, Sample, keep, machine, median_seconds, say, stopwatch, table
+from benchmarks.harness import Line, Options, Result, Sample, median_seconds, say, stopwatch, told
 from contract.keys import RunKeys, RunUri, shard_name
 from contract.lines import compress
 from contract.memory import MemoryStore, Objects
@@ -305,10 +305,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/report.json")
     asked = parser.parse_args(argv)
     result = measure(Options(reps=asked.reps), shards=asked.shards)
-    print(table([result], {}))
-    if asked.keep:
-        keep(result, machine())
-    return 0 if all(line.met is not False for line in result.lines) else 1
+    return told(result, kept=asked.keep)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.harness import ROOT, CannotMeasure, Line, Options, Result, Sample, keep, machine, say, stopwatch, table
+from benchmarks.harness import ROOT, CannotMeasure, Line, Options, Result, Sample, say, stopwatch, told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -445,10 +445,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/")
     given = parser.parse_args(argv)
     result = measure_formats(given.formats, given.rows) if given.formats else measure(Options(), rows=given.rows)
-    print(table([result], {}))
-    if given.keep:
-        keep(result, machine())
-    return 0 if all(line.met is not False for line in result.lines) else 1
+    return told(result, kept=given.keep)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 May touch: processes. A command has no terminal and gets no questions answered. Whatever it started ends with it, plugins included: those
 have process groups of their own, but all live in the one session that a run is given. At its deadline, or when the caller is interrupted,
-the command is interrupted first, so that it can write down what it has done; after its grace everything is killed.
+the command is interrupted first, so that it can write down what it has done; after its grace everything is killed. `alive` says whether a
+process is still there.
 """
 
 from __future__ import annotations
@@ -148,3 +149,16 @@ def _belongs(pid: int, session: int) -> bool:
         return not stat.exists() or b") Z " not in stat.read_bytes()  # a zombie has ended; whoever started it has not looked yet
     except (OSError, ValueError):
         return False  # it ended while we looked
+
+
+def alive(pid: int) -> bool:
+    """Whether this machine has a process of that number; one that cannot be asked counts as alive."""
+    if os.name != "posix":
+        return True  # there, signal 0 is not a question
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -26,6 +26,7 @@ import msgspec
 
 from contract.errors import AlreadyExists, ContractError, InfrastructureError, NotFound, StoreError
 from contract.models import VERSION, Instant, Model, decode, encode
+from contract.process import alive
 from contract.store import Store, get_or_none
 
 BEAT_S: Final = 20.0
@@ -73,15 +74,7 @@ def this_machine() -> str:
 
 def _gone(there: LeaseFile) -> bool:
     """Its process was on this machine, and is no more."""
-    if not there.machine or there.machine != this_machine():
-        return False
-    try:
-        os.kill(there.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass  # somebody else's process
-    return False
+    return bool(there.machine) and there.machine == this_machine() and not alive(there.pid)
 
 
 def who_am_i() -> str:

@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 
 from contract.errors import NotAsWanted, UsageError, VerifyFailed
 from contract.models import VERSION, Count, Hex64, Model, RowRange, TaskKind, encode
+from contract.process import alive
 from contract.rows import ErrorLine
 from contract.store import Store
 from pipelines.parts import Column, EmbedRows, GenerateRows, LeafRows, Rows
@@ -181,20 +182,8 @@ def sweep(folder: Path, name: str) -> None:
     for path in folder.glob("*.tmp"):
         if path.name.startswith(mark):
             pid = path.name[len(mark) :].partition("-")[0]
-            if pid.isdigit() and not _alive(int(pid)):
+            if pid.isdigit() and not alive(int(pid)):
                 path.unlink(missing_ok=True)
-
-
-def _alive(pid: int) -> bool:
-    if os.name != "posix":
-        return True  # there, signal 0 is not a question
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class Snapshot:
 
 async def open_space(home: Home, name: str, parameters: Parameters, *, by: str = "") -> Space:
     """The space of this name, made if there is none. Raises OtherParameters where it was made with other parameters."""
-    key = f"{home.root(name)}/space.json"
+    key = _descriptor(home, name)
     blob = await get_or_none(home.store, key)
     if blob is None:
         await prove(home)
@@ -172,28 +172,21 @@ async def open_space(home: Home, name: str, parameters: Parameters, *, by: str =
         data = await put_first(home.store, key, encode(made))
     else:
         data = blob.data
-    file = _read_file(data, key, home)
-    if file.digest != parameters.digest:
-        found = changes(file.parameters, parameters) or ("the way in which fingerprints are made was another, and is not now",)
-        raise OtherParameters(name, found)
-    return Space(home, file)
+    return _fitting(_read_file(data, key, home), parameters, home)
 
 
 async def peek_space(home: Home, name: str, parameters: Parameters) -> Space:
     """As `open_space`, and nothing is made: where there is none, it is one without a table. Raises OtherParameters."""
-    key = f"{home.root(name)}/space.json"
+    key = _descriptor(home, name)
     blob = await get_or_none(home.store, key)
     if blob is None:
         return Space(home, SpaceFile(name=name, parameters=parameters, digest=parameters.digest, created_at=home.store.now()))
-    file = _read_file(blob.data, key, home)
-    if file.digest != parameters.digest:
-        raise OtherParameters(name, changes(file.parameters, parameters))
-    return Space(home, file)
+    return _fitting(_read_file(blob.data, key, home), parameters, home)
 
 
 async def find_space(home: Home, name: str) -> Space:
     """A space that is there. Raises UsageError, with names that may be meant."""
-    key = f"{home.root(name)}/space.json"
+    key = _descriptor(home, name)
     blob = await get_or_none(home.store, key)
     if blob is None:
         there = await space_names(home)
@@ -201,6 +194,18 @@ async def find_space(home: Home, name: str) -> Space:
         fix = f"There are: {', '.join(near)}." if near else "A job with `space:` makes one: nightbatch night JOB"
         raise UsageError("there is no space of this name.", where=f"space {name}", fix=fix)
     return Space(home, _read_file(blob.data, key, home))
+
+
+def _descriptor(home: Home, name: str) -> str:
+    return f"{home.root(name)}/space.json"
+
+
+def _fitting(file: SpaceFile, parameters: Parameters, home: Home) -> Space:
+    """Raises OtherParameters where the space was made with others."""
+    if file.digest != parameters.digest:
+        found = changes(file.parameters, parameters) or ("the way in which fingerprints are made was another, and is not now",)
+        raise OtherParameters(file.name, found)
+    return Space(home, file)
 
 
 def _read_file(data: bytes, key: str, home: Home) -> SpaceFile:

@@ -412,6 +412,10 @@ async def test_the_lease_of_a_process_of_this_machine_that_is_gone_is_taken_over
     await house.store.put("nights/answers/lease.json", msgspec.json.encode(living))
     with pytest.raises(Held):
         await night(house, tmp_path, date=NEXT)
+    odd = msgspec.structs.replace(young, pid=1 << 62)  # no number of a process: whoever wrote it is not known to be gone
+    await house.store.put("nights/answers/lease.json", msgspec.json.encode(odd))
+    with pytest.raises(Held):
+        await night(house, tmp_path, date=NEXT)
 
 
 async def test_a_holder_that_beats_is_alive_and_one_that_is_silent_has_given_up() -> None:
